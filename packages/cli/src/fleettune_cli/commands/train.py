@@ -1,0 +1,174 @@
+"""`ft train`: read the command line, plan, and either show the plan or follow the run to its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import rich_click
+
+from fleettune_cli import schema_options
+from fleettune_cli.lazy import CONTEXT_SETTINGS, FtCommand, fold
+from fleettune_core.config.schema import SECTIONS
+from fleettune_core.errors import ExitCode, FtError, nearest
+
+if TYPE_CHECKING:
+    from fleettune_core.plan.model import Plan
+
+PANEL = "Output"
+
+
+class TrainCommand(FtCommand):
+    """Adds where an unknown option's meaning is found: TRL's own fields go through `--set`."""
+
+    @property
+    def unknown_option_hints(self) -> Mapping[str, str]:
+        from fleettune_core.config.trl_fields import OWNED, fields_for
+
+        through_set = {name: f"a field of TRL's config: write --set train.{name}=VALUE" for name in fields_for("sft")}
+        return {**through_set, **OWNED}
+
+
+@schema_options.with_options(
+    [
+        *(
+            option
+            for section in ("model", "data", "train", "batch", "launch", "backend")
+            for option in schema_options.options_of(section)
+        ),
+        *schema_options.plugin_options(),
+        *schema_options.options_of("checkpoint"),
+        *schema_options.options_of(""),
+    ]
+)
+@click.command(cls=TrainCommand, context_settings=CONTEXT_SETTINGS)
+@click.argument("words", nargs=-1, metavar="[RUN.yaml]", type=click.Path())
+@rich_click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    panel=schema_options.PANELS[""],
+    metavar="KEY.PATH=VALUE",
+    help="Any key of the run file, a plugin's option, or a field of TRL's config (train.NAME). May be repeated.",
+)
+@rich_click.option("--dry-run", is_flag=True, panel=PANEL, help="Print the plan, start nothing.")
+@rich_click.option(
+    "--json", "as_json", is_flag=True, panel=PANEL, help="Print the plan (--dry-run) or the report as JSON on stdout."
+)
+@rich_click.option(
+    "--explain", is_flag=True, panel=PANEL, help="Add every value to the plan, with its source and what it beat."
+)
+@rich_click.option("--quiet", "-q", is_flag=True, panel=PANEL, help="No plan and no progress, only the result.")
+@click.pass_context
+def train(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    sets: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    explain: bool,
+    quiet: bool,
+) -> int:
+    """Fine-tune a language model.
+
+    Values come from the flags, then the run file, then the defaults; the plan shows where each came from.
+    """
+    file = run_file(ctx, words)
+
+    from fleettune_cli.render_plan import print_plan
+    from fleettune_core.config.load import load_config
+    from fleettune_core.plan.solve import make_plan
+    from fleettune_core.types import current_environment
+
+    env = current_environment()
+    loaded = load_config(file=file, flags=schema_options.said(ctx), sets=sets, env=env)
+    plan = make_plan(loaded, env=env)
+    speaks = plan.process is None or plan.process.rank == 0
+    if dry_run:
+        if speaks:
+            show_plan(plan, as_json=as_json, explain=explain)
+        return ExitCode.OK
+    if speaks and not quiet:
+        print_plan(plan, sys.stderr, explain=explain, compact=True)
+    if plan.process is not None:
+        from fleettune_core.run import become_worker
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        become_worker(plan)
+    return execute(plan, env, as_json=as_json, quiet=quiet)
+
+
+def show_plan(plan: Plan, *, as_json: bool, explain: bool) -> None:
+    """Print the plan on stdout, and nothing else there."""
+    from fleettune_cli.render_plan import print_plan
+
+    if not as_json:
+        print_plan(plan, sys.stdout, explain=explain)
+        return
+    from fleettune_core.plan.serialise import to_dict
+
+    click.echo(json.dumps(to_dict(plan), indent=2, ensure_ascii=False))
+
+
+def execute(plan: Plan, env: Mapping[str, str], *, as_json: bool, quiet: bool) -> int:
+    """Start the plan and follow it to its end: progress and report on stderr, the model's place on stdout."""
+    from fleettune_cli.follow import Interrupts, follow
+    from fleettune_cli.progress import display_for
+    from fleettune_cli.render_report import print_report, report_json
+    from fleettune_core.run import start
+
+    with Interrupts() as interrupts:
+        run = start(plan, env=env)
+        with display_for(sys.stderr, quiet=quiet) as display:
+            follow(run, display, interrupts)
+        outcome = run.finish()
+    done = outcome.exit_code == ExitCode.OK
+    if not (quiet and done):
+        print_report(outcome.report, run.run_dir, sys.stderr, lora=plan.config.model.lora)
+    if as_json:
+        click.echo(json.dumps(report_json(outcome.report, run.run_dir), indent=2, ensure_ascii=False))
+    elif done:
+        click.echo(str(run.run_dir.model))
+    if interrupts.received is not None and outcome.exit_code not in (ExitCode.OK, ExitCode.STOPPED):
+        return ExitCode.INTERRUPTED
+    return outcome.exit_code
+
+
+def run_file(ctx: click.Context, words: tuple[str, ...]) -> Path | None:
+    """The run file among the words that belong to no option; `FtError` for a word that is none."""
+    stray = [word for word in words if _assignment(word)]
+    for word in stray or words[1:]:
+        raise FtError(
+            f"`{ctx.command_path}` does not understand {word!r} here",
+            hint=_hint_for_stray(ctx, word),
+            exit_code=ExitCode.USAGE,
+        )
+    return Path(words[0]) if words else None
+
+
+def _assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in name and not Path(word).exists()
+
+
+def _hint_for_stray(ctx: click.Context, word: str) -> str:
+    name, equals, value = word.partition("=")
+    if word.lower() in ("true", "false"):
+        return "a switch takes no value: write --lora or --no-lora"
+    if not equals:
+        return f"give one run file, `{ctx.command_path} RUN.yaml`, and everything else as --options"
+    options = {flag for option in schema_options.setting_options(ctx) for flag in option.opts}
+    flag = "--" + fold(name).lower()
+    if flag in options:
+        return f"nothing reads a variable after the command: write {flag} {value}"
+    if "." in name and name.partition(".")[0] in SECTIONS:
+        return f"write --set {word}"
+    close = nearest(flag, options)
+    if close:
+        return f"write {close[0]} {value}"
+    return f"a variable stands before the command: {word} {ctx.command_path} …"

@@ -1,0 +1,1 @@
+"""The built-in launcher (`local`), and the job of a child process that launchers on one machine share."""

@@ -1,0 +1,1 @@
+"""The plan: everything that is decided, and said with its reason, before anything starts."""

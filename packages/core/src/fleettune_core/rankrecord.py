@@ -1,0 +1,86 @@
+"""What one rank says of itself in the run folder: its stage, what it found, and how it failed.
+
+Each rank writes its own file and no other, so nothing is shared and nothing is lost when one dies. The report is
+assembled from these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from typing import Any
+
+from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.rundir import RunDir
+from fleettune_core.types import ProcessInfo, WrapFacts
+
+STAGES = ("starting", "preparing", "loading", "wrapping", "training", "saving", "done", "failed")
+
+
+class RankRecord:
+    """Writer of `ranks/rank<k>.json`; every change is written at once, atomically."""
+
+    def __init__(self, run_dir: RunDir, process: ProcessInfo) -> None:
+        self._run_dir = run_dir
+        self._path = run_dir.rank_record(process.rank)
+        now = time.time()
+        self._record: dict[str, Any] = {
+            "rank": process.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "local_rank": process.local_rank,
+            "world_size": process.world_size,
+            "restart_count": process.restart_count,
+            "stage": "starting",
+            "started_at": now,
+            "updated_at": now,
+            "first_step_at": None,
+            "facts": None,
+            "data": None,
+            "peak_memory_bytes": None,
+            "failure": None,
+        }
+        self._write()
+
+    def stage(self, name: str) -> None:
+        assert name in STAGES, name
+        self._update(stage=name)
+
+    def facts(self, facts: WrapFacts, **more: Any) -> None:
+        """What `wrap_model` really did here, as core found it."""
+        self._update(facts={**dataclasses.asdict(facts), **more})
+
+    def data(self, summary: dict[str, Any]) -> None:
+        """What the data turned out to be: counts, and the first example with its supervised part."""
+        self._update(data=summary)
+
+    def first_step(self) -> None:
+        self._update(first_step_at=time.time())
+
+    def finish(self, peak_memory_bytes: int) -> None:
+        self._update(stage="done", peak_memory_bytes=peak_memory_bytes)
+
+    def failure(self, error: BaseException) -> ExitCode:
+        """Record why this rank ends; returns the exit code that it should end with."""
+        code = error.exit_code if isinstance(error, FtError) else ExitCode.TRAINING
+        known = isinstance(error, FtError)
+        failure = {
+            "at": time.time(),
+            "kind": type(error).__name__,
+            "message": error.message if isinstance(error, FtError) else str(error),
+            "problems": list(error.problems) if isinstance(error, FtError) else [],
+            "hint": error.hint if isinstance(error, FtError) else None,
+            "exit_code": int(code),
+            "user_error": known,
+        }
+        self._update(stage="failed", failure=failure)
+        return code
+
+    def _update(self, **changes: Any) -> None:
+        self._record.update(changes, updated_at=time.time())
+        self._write()
+
+    def _write(self) -> None:
+        self._run_dir.write_json(self._path, self._record)

@@ -1,0 +1,68 @@
+"""`metrics.jsonl`: one object per optimizer step, written by rank 0 as it happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from typing import Any, TextIO
+
+import torch
+
+from fleettune_core.rundir import RunDir
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of this process: allocated on its GPU, or resident in RAM on a machine without one."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl`. A line is written whole and flushed, so a reader may follow it."""
+
+    def __init__(self, run_dir: RunDir, device: torch.device) -> None:
+        self._file: TextIO = run_dir.metrics_jsonl.open("a", encoding="utf-8")
+        self._device = device
+        self._clock = time.perf_counter()
+
+    def restart_clock(self) -> None:
+        """Leave what happened since the last line (an evaluation, a checkpoint) out of the next step's seconds."""
+        self._clock = time.perf_counter()
+
+    def step(self, *, step: int, epoch: float, logs: dict[str, float], tokens: int, samples: int) -> None:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        self._write(
+            {
+                "step": step,
+                "epoch": round(epoch, 6),
+                "loss": logs["loss"],
+                "grad_norm": logs.get("grad_norm"),
+                "learning_rate": logs.get("learning_rate"),
+                "tokens": tokens,
+                "samples": samples,
+                "step_seconds": round(seconds, 4),
+                "tokens_per_second": round(tokens / seconds, 2),
+                "peak_memory_bytes": peak_memory_bytes(self._device),
+            }
+        )
+
+    def evaluation(self, *, step: int, epoch: float, logs: dict[str, float]) -> None:
+        """An evaluation's own line: the step that it followed, and what begins with `eval_`."""
+        values = {name: value for name, value in logs.items() if name.startswith("eval_")}
+        self._write({"step": step, "epoch": round(epoch, 6), **values})
+        self.restart_clock()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # NaN is no JSON; a diverged loss is told as null, and every reader of JSON can read the line.
+        clean = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
+        }
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()

@@ -1,0 +1,131 @@
+"""One training, as its hooks see it: the place where the seam's calls meet the backend's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleettune_core.data.sharding import FILLER, GlobalBatchSampler, rows_of_step, steps_per_epoch
+from fleettune_core.plugins.relay import Relay
+from fleettune_core.rankrecord import RankRecord
+from fleettune_core.training import agreement
+from fleettune_core.training.metrics import MetricsWriter
+from fleettune_core.types import (
+    BatchSampler,
+    DataShard,
+    ReduceGate,
+    ShardedData,
+    TrainingContext,
+    WrapFacts,
+    WrappedModel,
+)
+
+
+class Session:
+    """Binds the hooked trainer (`training.seam.Binding`) to one backend, one data set and one run folder."""
+
+    def __init__(
+        self,
+        *,
+        relay: Relay,
+        backend: str,
+        context: TrainingContext,
+        data: ShardedData,
+        eval_lengths: Any | None,
+        pad_token_id: int,
+        record: RankRecord,
+        metrics: MetricsWriter | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.pad_token_id = pad_token_id
+        self.context = context
+        self.wrapped: WrappedModel | None = None
+        self._relay = relay
+        self._backend = backend
+        self._data = data
+        self._eval_lengths = eval_lengths
+        self._record = record
+        self._metrics = metrics
+        self._say = say
+        self._steps_seen = 0
+        self._expected: WrapFacts = relay.call("expect_wrapped", run=context.run)
+        self.sampler: BatchSampler = self._sampler()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self._data)
+
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> WrappedModel:
+        self._record.stage("wrapping")
+        if self._expected.sharding == "none":
+            agreement.check_replicas(model, self._backend, "before training; every rank must build the same model")
+        wrapped: WrappedModel = self._relay.call("wrap_model", context=self.context, model=model, optimizer=optimizer)
+        agreement.check_wrapped(self._expected, wrapped.model, wrapped.facts, self._backend)
+        trainable = sum(item.numel() for item in model.parameters() if item.requires_grad)
+        self._record.facts(
+            WrapFacts(**{**asdict(wrapped.facts), "wrapper": type(wrapped.model).__name__}),
+            trainable_parameters=trainable,
+        )
+        self._record.stage("training")
+        self.wrapped = wrapped
+        return wrapped
+
+    def gate(self, model: Any, sync: bool) -> ReduceGate:
+        return self._relay.hook.reduce_grads(context=self.context, model=model, sync=sync)
+
+    def on_log(self, logs: dict[str, float], state: Any) -> None:
+        if "loss" in logs:
+            self._after_step(logs, state)
+        elif self._metrics is not None and any(name.startswith("eval_") for name in logs):
+            self._metrics.evaluation(step=state.global_step, epoch=state.epoch or 0.0, logs=logs)
+            self._say(f"step {state.global_step}: eval_loss {logs['eval_loss']:.4f}")
+
+    def restart_clock(self) -> None:
+        if self._metrics is not None:
+            self._metrics.restart_clock()
+
+    def evaluation_batches(self) -> Iterator[list[int]]:
+        """Rows by length, cut into micro-batches, dealt to the ranks; fillers make every rank do as many.
+
+        Forward passes of a sharded model are collective, so no rank may do fewer than the others.
+        """
+        assert self._eval_lengths is not None
+        size = self._data.batch.micro_batch
+        order = np.argsort(np.asarray(self._eval_lengths), kind="stable")
+        batches = [order[start : start + size].tolist() for start in range(0, len(order), size)]
+        process = self.context.process
+        while len(batches) % process.world_size:
+            batches.append([FILLER])
+        yield from batches[process.rank :: process.world_size]
+
+    def _sampler(self) -> BatchSampler:
+        process = self.context.process
+        shard = DataShard(index=process.rank, count=process.world_size)
+        given = None
+        if self._relay.has("shard_data"):
+            given = self._relay.call("shard_data", context=self.context, dataset=self._data, shard=shard)
+        sampler: BatchSampler = given if given is not None else GlobalBatchSampler(self._data, shard)
+        batches = iter(sampler)
+        first = [next(batches) for _ in range(self._data.batch.accumulation)]
+        agreement.check_shards(self._data, first)
+        return sampler
+
+    def _after_step(self, logs: dict[str, float], state: Any) -> None:
+        self._steps_seen += 1
+        if self._steps_seen == 1:
+            self._record.first_step()
+            wrapped = self.wrapped
+            assert wrapped is not None
+            if wrapped.facts.sharding == "none":
+                agreement.check_replicas(wrapped.model, self._backend, "after the first optimizer step")
+        if self._metrics is None:
+            return
+        epoch, index = divmod(state.global_step - 1, self.steps_per_epoch)
+        rows = rows_of_step(self._data, epoch, index)
+        tokens = int(np.asarray(self._data.lengths[rows]).sum())
+        self._metrics.step(step=state.global_step, epoch=state.epoch, logs=logs, tokens=tokens, samples=len(rows))
+        self._say(f"step {state.global_step}/{state.max_steps}: loss {logs['loss']:.4f}")

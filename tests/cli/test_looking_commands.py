@@ -1,0 +1,254 @@
+"""The commands that look and change nothing: `ft plugins`, `ft doctor`, `ft data preview`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fleettune_cli import checks
+from fleettune_cli.checks import Finding
+from fleettune_cli.commands.doctor import lines
+from fleettune_cli.commands.plugins import listed
+from fleettune_cli.main import cli
+from fleettune_cli.plugin_flags import PLUGIN_FLAGS
+from fleettune_cli.render_preview import first_lines, marked
+from fleettune_core.data.preview import PreviewExample, Segment
+from fleettune_core.errors import ExitCode
+from fleettune_core.plugins.catalog import PluginKind, load_catalog
+from fleettune_core.plugins.options import describe_options
+
+FIRST_PARTY = "fleettune-"
+
+
+def ft(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), prog_name="ft")
+
+
+@pytest.fixture
+def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution on `sys.path` whose launcher cannot be imported."""
+    info = tmp_path / "broken_launcher-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-launcher\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[fleettune.launchers]\nbroken = broken_launcher:Launcher\n")
+    (tmp_path / "broken_launcher.py").write_text("raise RuntimeError('the cluster library is too old')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_the_list_names_what_is_installed_without_importing_it(broken_plugin: None) -> None:
+    sys.modules.pop("broken_launcher", None)
+    result = ft("plugins", "list")
+    assert result.exit_code == 0
+    heading, *rows = result.stdout.splitlines()
+    assert heading.split() == ["name", "kind", "from", "state"]
+    assert "local     launcher  fleettune-core 0.1.0               installed (built in)" in rows
+    assert "broken    launcher  broken-launcher 1.2                installed" in rows
+    assert "broken_launcher" not in sys.modules
+
+
+def test_the_check_tells_which_plugin_is_broken_and_why_and_hides_no_good_one(broken_plugin: None) -> None:
+    result = ft("plugins", "list", "--check", "--json")
+    assert result.exit_code == ExitCode.PLUGIN
+    states = {row["name"]: row["state"] for row in json.loads(result.stdout)["plugins"]}
+    assert states["broken"].startswith("import-error: ")
+    assert "the cluster library is too old" in states["broken"]
+    assert states["local"] == states["ddp"] == "ok"
+
+
+def test_a_check_of_good_plugins_is_a_success() -> None:
+    result = ft("plugins", "list", "--check")
+    assert result.exit_code == 0, result.output
+
+
+def test_trouble_that_belongs_to_no_line_is_told_beside_the_list() -> None:
+    points = [EntryPoint(name="x", value="x:X", group="fleettune.launcher")]
+    rows, others = listed(load_catalog(points), check=False)
+    assert rows == []
+    assert [trouble.kind.value for trouble in others] == ["wrong-group"]
+
+
+def test_show_tells_docs_hooks_and_how_each_option_is_typed() -> None:
+    text = ft("plugins", "show", "ddp").stdout
+    for part in (
+        "backend ddp  fleettune-core",
+        "reduce_grads(context, model, sync)",
+        "--grad-compression none|bf16|powersgd  (default none)",
+        "--set backend.bucket_mb=float  (default 25.0)",
+    ):
+        assert part in text
+    page = json.loads(ft("plugins", "show", "ddp", "--json").stdout)
+    assert page["kind"] == "backend"
+    assert page["options"][0]["say"] == "--grad-compression"
+
+
+def test_show_of_an_unknown_plugin_names_the_nearest_one() -> None:
+    result = ft("plugins", "show", "tochrun")
+    assert result.exit_code == ExitCode.PLUGIN
+    assert result.stderr.splitlines()[0] == "error: no plugin is named 'tochrun' (did you mean torchrun?)"
+
+
+def test_show_of_a_broken_plugin_says_why(broken_plugin: None) -> None:
+    result = ft("plugins", "show", "broken")
+    assert result.exit_code == ExitCode.PLUGIN
+    assert "the cluster library is too old" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_table_of_plugin_flags_is_what_first_party_plugins_declare() -> None:
+    catalog = load_catalog()
+    sections = {PluginKind.LAUNCHER: "launch", PluginKind.BACKEND: "backend"}
+    declared, told = {}, {}
+    for kind, section in sections.items():
+        for entry in catalog.entries(kind):
+            if entry.distribution.startswith(FIRST_PARTY):
+                for option in describe_options(catalog.load(entry)):
+                    for flag in option.flags[:1]:
+                        declared[flag] = (f"{section}.{option.name}", entry.name, option.choices)
+    assert {entry.flag: (entry.path, entry.plugin, entry.choices) for entry in PLUGIN_FLAGS} == declared
+
+
+def test_the_doctor_finds_this_installation_fit() -> None:
+    result = ft("doctor", "--json")
+    findings = json.loads(result.stdout)
+    bad = [finding for finding in findings if finding["state"] == "bad"]
+    assert bad == []
+    assert result.exit_code == 0
+    topics = {finding["topic"] for finding in findings}
+    assert topics >= {"python", "fleettune", "training", "devices", "precision", "cores", "runs", "cache", "launcher"}
+
+
+def test_the_doctor_fails_when_training_is_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_env: Mapping[str, str]) -> Iterator[Finding]:
+        yield Finding(topic="training", state="bad", text="not installed: torch", hint="pip install 'fleettune[train]'")
+
+    monkeypatch.setattr(checks, "CHECKS", (checks.python, missing))
+    result = ft("doctor")
+    assert result.exit_code == ExitCode.TRAINING
+    assert "✗ training    not installed: torch" in result.stdout
+    assert "→ pip install 'fleettune[train]'" in result.stdout
+
+
+def test_a_missing_library_is_found_by_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version_of", lambda name: None if name == "torch" else "1.0")
+    states = {finding.state: finding for finding in checks.training_libraries({})}
+    assert states["bad"].text == "not installed: torch"
+    assert "peft 1.0" in states["ok"].text
+
+
+def test_versions_that_are_not_in_lockstep_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version_of", lambda name: "9.9" if name == "fleettune-core" else "0.1.0")
+    (finding,) = checks.own_distributions({})
+    assert finding.state == "bad"
+    assert "fleettune-core 9.9" in finding.text
+
+
+def test_a_cache_below_a_file_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    states = {finding.topic: finding for finding in checks.folders({"FT_CACHE_DIR": str(tmp_path / "file" / "cache")})}
+    assert states["cache"].state == "bad"
+    assert "FT_CACHE_DIR" in (states["cache"].hint or "")
+
+
+def test_offline_is_a_note() -> None:
+    states = {finding.topic: finding.state for finding in checks.hub({"HF_HUB_OFFLINE": "1"})}
+    assert states["hub"] == "note"
+    assert {finding.topic: finding.state for finding in checks.hub({})}["hub"] == "ok"
+
+
+def test_the_doctors_lines_fit_the_terminal() -> None:
+    finding = Finding(topic="training", state="note", text="word " * 60, hint="type " * 40)
+    assert max(map(len, map(unstyled, lines(finding, 80)))) <= 80
+
+
+def unstyled(line: str) -> str:
+    import click
+
+    return click.unstyle(line)
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{number} + 1?"}, {"role": "assistant", "content": str(number + 1)}]}
+        for number in range(3)
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_preview_without_a_model_marks_what_the_assistant_says(chat: Path) -> None:
+    result = ft("data", "preview", str(chat), "--count", "2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
+        "format: messages (all 3 rows have messages)\n"
+        "the supervised part is between [[ and ]]\n"
+        "note: no model given: shown without its chat template and tokens\n"
+        f"\n{chat}:1\nuser: 0 + 1?\nassistant: [[1]]\n"
+        f"\n{chat}:2\nuser: 1 + 1?\nassistant: [[2]]\n"
+    )
+
+
+def test_a_preview_of_a_wrong_format_is_the_datas_mistake(chat: Path) -> None:
+    result = ft("data", "preview", str(chat), "--data_format", "text")
+    assert result.exit_code == ExitCode.CONFIG
+    assert f"{chat}:1" in result.stderr
+
+
+def test_a_preview_of_a_file_that_is_not_there_says_so() -> None:
+    result = ft("data", "preview", "no-such.jsonl")
+    assert result.exit_code == ExitCode.CONFIG
+    assert result.stderr.startswith("error: no such data file: no-such.jsonl\nhint: ")
+
+
+def write_parquet(path: Path, columns: dict[str, list[str]]) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_parquet_is_read_by_a_process_of_its_own(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", {"text": ["one", "two"]})
+    result = ft("data", "preview", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert shown["format"] == "text"
+    assert shown["examples"][0]["segments"] == [{"text": "one", "supervised": True}]
+
+
+def test_a_mistake_in_that_process_reads_like_one_here(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", {"nothing": ["one"]})
+    result = ft("data", "preview", str(path))
+    assert result.exit_code == ExitCode.CONFIG
+    assert result.stderr.startswith(f"error: {path} row 1: the rows have none of the four shapes")
+    assert "Traceback" not in result.stderr
+
+
+EXAMPLE = PreviewExample(
+    where="x.jsonl:1",
+    segments=(Segment(text="user: a\n", supervised=False), Segment(text="b\nc\n", supervised=True)),
+)
+
+
+def test_the_supervised_part_is_bracketed_without_colour_and_coloured_with_it() -> None:
+    assert marked(EXAMPLE, plain=True) == "user: a\n[[b\nc]]\n"
+    coloured = marked(EXAMPLE, plain=False)
+    assert "[[" not in coloured
+    assert "\x1b[32m" in coloured
+    assert unstyled(coloured) == "user: a\nb\nc\n"
+
+
+def test_a_long_example_says_how_much_is_left_out() -> None:
+    long = dataclasses.replace(EXAMPLE, segments=(Segment(text="line\n" * 30, supervised=False),))
+    shown = first_lines(long, plain=True, num_lines=12)
+    assert len(shown) == 13
+    assert shown[-1] == "… 18 more lines; `ft data preview` shows all"

@@ -1,0 +1,122 @@
+"""`ft` answers at once: nothing heavy is imported before it is needed, and the clock agrees."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "deepspeed", "pandas", "numpy", "pyarrow")
+BUDGET_SECONDS = 0.3
+DRY_RUN_BUDGET_SECONDS = 0.6
+QUIET_INTERPRETER_SECONDS = 0.02
+"""What `python -c pass` takes on the quiet machine that the budgets are meant for, at least."""
+
+LIGHT_COMMANDS = {
+    "--help": ["--help"],
+    "--version": ["--version"],
+    "train --help": ["train", "--help"],
+    "plugins list": ["plugins", "list"],
+}
+
+
+def seconds_of(*arguments: str, cwd: Path | None = None) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=cwd)
+    return time.perf_counter() - start
+
+
+def check_budget(arguments: list[str], budget_seconds: float, cwd: Path | None = None) -> None:
+    """Median of 5 within the budget, stretched by as much as this machine is slower than a quiet one just now.
+
+    Each run is paired with a bare interpreter beside it: a busy machine slows both, so their ratio is what we answer
+    for. A bare interpreter that takes no longer than on a quiet machine stretches nothing.
+    """
+    pairs = [(seconds_of(*arguments, cwd=cwd), seconds_of("-c", "pass")) for _ in range(5)]
+    taken = statistics.median(seconds for seconds, _ in pairs)
+    noise = max(1.0, statistics.median(bare for _, bare in pairs) / QUIET_INTERPRETER_SECONDS)
+    print(f"{' '.join(arguments)}: median {taken:.3f} s, noise factor {noise:.2f}")
+    assert taken < budget_seconds * noise
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """A run file whose model is a config alone: enough for a plan."""
+    model = tmp_path / "tiny"
+    model.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").write_bytes(b"")
+    rows = [json.dumps({"prompt": f"{number} + 1 =", "completion": str(number + 1)}) for number in range(50)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {model}\ndata: {tmp_path / 'rows.jsonl'}\ntrain:\n  max_steps: 3\n")
+    return file
+
+
+@pytest.mark.parametrize("words", LIGHT_COMMANDS.values(), ids=LIGHT_COMMANDS)
+def test_a_light_command_is_fast(words: list[str]) -> None:
+    check_budget(["-m", "fleettune_cli", *words], BUDGET_SECONDS)
+
+
+def test_a_dry_run_is_fast(run_file: Path) -> None:
+    check_budget(
+        ["-m", "fleettune_cli", "train", str(run_file), "--dry-run"], DRY_RUN_BUDGET_SECONDS, cwd=run_file.parent
+    )
+
+
+def loaded_modules(words: list[str], cwd: Path | None = None) -> set[str]:
+    """Top-level modules that are imported when the command has ended."""
+    code = (
+        "import sys, json\n"
+        "from fleettune_cli.main import cli\n"
+        "try:\n"
+        f"    cli.main({words!r}, prog_name='ft')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=cwd)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("words", LIGHT_COMMANDS.values(), ids=LIGHT_COMMANDS)
+def test_a_light_command_imports_nothing_heavy(words: list[str]) -> None:
+    modules = loaded_modules(words)
+    assert not modules & set(HEAVY)
+    # The run file's validation library is for commands that read one.
+    assert "pydantic" not in modules
+
+
+def test_a_dry_run_imports_nothing_heavy(run_file: Path) -> None:
+    modules = loaded_modules(["train", str(run_file), "--dry-run"], cwd=run_file.parent)
+    assert "fleettune_core.plan.solve" in modules
+    assert not modules & set(HEAVY)
+
+
+def test_the_help_of_one_command_imports_no_other() -> None:
+    modules = loaded_modules(["plugins", "--help"])
+    assert "fleettune_cli.commands.plugins" in modules
+    others = {name for name in modules if name.startswith("fleettune_cli.commands.")} - {
+        "fleettune_cli.commands.plugins"
+    }
+    assert not others
+
+
+def test_the_list_of_commands_imports_no_command() -> None:
+    assert not {name for name in loaded_modules(["--help"]) if name.startswith("fleettune_cli.commands.")}
