@@ -20,7 +20,7 @@ NUM_TRAIN = 320
 NUM_HELDOUT = 40
 SEED = 20
 
-INSTRUCTION = "Write the order as JSON with name, item, quantity, city, date (MM-DD)."
+INSTRUCTION = "Write the order as JSON with name, item, quantity, city, date (day/month)."
 
 PEOPLE = (
     "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Liam Maria Noah Olga Paul Rosa Simon Tina Victor"
@@ -74,7 +74,7 @@ class Order:
 
     def answer(self) -> str:
         fields = {"name": self.name, "item": self.item, "quantity": self.quantity, "city": self.city}
-        return json.dumps({**fields, "date": f"{self.month:02d}-{self.day:02d}"})
+        return json.dumps({**fields, "date": f"{self.day}/{self.month}"})
 
 
 def is_held_out(order: Order) -> bool:

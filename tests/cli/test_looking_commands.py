@@ -104,14 +104,19 @@ def test_show_of_a_broken_plugin_says_why(broken_plugin: None) -> None:
 def test_the_table_of_plugin_flags_is_what_first_party_plugins_declare() -> None:
     catalog = load_catalog()
     sections = {PluginKind.LAUNCHER: "launch", PluginKind.BACKEND: "backend"}
-    declared, told = {}, {}
-    for kind, section in sections.items():
-        for entry in catalog.entries(kind):
-            if entry.distribution.startswith(FIRST_PARTY):
-                for option in describe_options(catalog.load(entry)):
-                    for flag in option.flags[:1]:
-                        declared[flag] = (f"{section}.{option.name}", entry.name, option.choices)
-    assert {entry.flag: (entry.path, entry.plugin, entry.choices) for entry in PLUGIN_FLAGS} == declared
+    declared = {
+        option.flags[0]: (f"{section}.{option.name}", entry.name, option.choices, option.default)
+        for kind, section in sections.items()
+        for entry in catalog.entries(kind)
+        if entry.distribution.startswith(FIRST_PARTY)
+        for option in describe_options(catalog.load(entry))
+        if option.flags
+    }
+    assert {entry.flag for entry in PLUGIN_FLAGS} == set(declared)
+    for entry in PLUGIN_FLAGS:
+        path, plugin, choices, default = declared[entry.flag]
+        assert (entry.path, entry.plugin, entry.choices) == (path, plugin, choices)
+        assert default is None or f"Default: {default}." in entry.help
 
 
 def test_the_doctor_finds_this_installation_fit() -> None:

@@ -64,12 +64,8 @@ def test_a_task_of_an_srun_is_a_rank_with_everything_filled_in() -> None:
 
 
 @pytest.mark.parametrize("step", [None, "4294967291", "4294967290", "-5", "batch"])
-def test_a_batch_script_is_inside_a_job_and_no_rank(step: str | None) -> None:
-    found = detect(BATCH_SCRIPT if step is None else {**BATCH_SCRIPT, "SLURM_STEP_ID": step})
-    assert found is not None
-    assert found.process is None
-    assert found.score is Score.AVAILABLE, "this version cannot launch inside a job, so it must not win by itself"
-    assert "inside SLURM job 123" in found.reason
+def test_a_batch_script_is_no_rank(step: str | None) -> None:
+    assert detect(BATCH_SCRIPT if step is None else {**BATCH_SCRIPT, "SLURM_STEP_ID": step}) is None
 
 
 def test_a_step_of_fewer_tasks_than_the_job_counts_the_steps_own() -> None:
@@ -115,19 +111,13 @@ def test_every_rank_of_a_step_computes_the_same_port_and_other_steps_another() -
 
 @pytest.mark.parametrize("damage", [{"SLURM_PROCID": "8"}, {"SLURM_PROCID": "x"}, {"SLURM_LOCALID": "4"}])
 def test_numbers_that_contradict_each_other_are_no_rank(damage: dict[str, str]) -> None:
-    found = detect({**TASK, **damage})
-    assert found is not None
-    assert found.process is None
+    assert detect({**TASK, **damage}) is None
 
 
-def test_sbatch_on_the_path_is_available_and_without_it_there_is_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_could_submit_is_not_offered_what_this_version_refuses(tmp_path: Path) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
-    assert detect({"PATH": str(tmp_path)}) is None, "a file that is no program is no sbatch"
     (tmp_path / "sbatch").chmod(0o755)
-    found = detect({"PATH": f"/nowhere:{tmp_path}"})
-    assert found is not None
-    assert (found.score, found.reason) == (Score.AVAILABLE, "sbatch found")
-    assert detect({"PATH": ""}) is None
+    assert detect({"PATH": str(tmp_path)}) is None
     assert detect({}) is None
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleettune_core.envinfo import MASK, describe_environment, mask, mask_value
+from fleettune_core.envinfo import describe_environment
+from fleettune_core.masking import MASK, mask, mask_value
 from fleettune_core.types import DeviceKind, Devices
 
 SECRETS = {

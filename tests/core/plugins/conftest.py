@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from fake_distribution import write_distribution
 from fleettune_core.plugins.catalog import PluginEntry, PluginKind
 
 
@@ -45,22 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         site: str = "site",
     ) -> Path:
         folder = tmp_path / site
-        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        header = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-        header += [f"Requires-Dist: {requirement}" for requirement in requires]
-        (info / "METADATA").write_text("\n".join(header) + "\n", encoding="utf-8")
-        lines = [
-            line
-            for group, names in entry_points.items()
-            for line in (f"[{group}]", *(f"{name} = {value}" for name, value in names.items()))
-        ]
-        (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        record = [f"{info.name}/{name},," for name in ("METADATA", "entry_points.txt", "RECORD")]
-        for name, source in (modules or {}).items():
-            (folder / f"{name}.py").write_text(textwrap.dedent(source), encoding="utf-8")
-            record.append(f"{name}.py,,")
-        (info / "RECORD").write_text("\n".join(record) + "\n", encoding="utf-8")
+        write_distribution(folder, distribution, entry_points, modules, version=version, requires=requires)
         if str(folder) not in sys.path:
             monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()

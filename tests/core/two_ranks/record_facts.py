@@ -33,9 +33,7 @@ STEPS = 12
 def context(options: DdpOptions, accumulation: int) -> TrainingContext:
     world = dist.get_world_size()
     process = ProcessInfo(rank=dist.get_rank(), local_rank=dist.get_rank(), world_size=world, local_world_size=world)
-    batch = BatchPlan(
-        global_batch=4 * accumulation * world, micro_batch=4, accumulation=accumulation, ranks=world
-    )
+    batch = BatchPlan(global_batch=4 * accumulation * world, micro_batch=4, accumulation=accumulation, ranks=world)
     run = TrainingRun(
         config=None,
         options=options,
@@ -43,7 +41,7 @@ def context(options: DdpOptions, accumulation: int) -> TrainingContext:
         batch=batch,
         precision="fp32",
         device_kind=DeviceKind.CPU,
-        run_dir=Path("."),
+        run_dir=Path(),
     )
     return TrainingContext(run=run, device=torch.device("cpu"), lora=False, gradient_checkpointing=False)
 
@@ -128,7 +126,9 @@ def main(folder: Path) -> None:
     backend = DdpBackend()
     backend.save_state(ctx, wrapped, folder / "optimizer")
     fresh = torch.optim.AdamW(model.parameters(), lr=0.5)
-    backend.load_state(ctx, WrappedModel(model=wrapped.model, optimizer=fresh, facts=wrapped.facts), folder / "optimizer")
+    backend.load_state(
+        ctx, WrappedModel(model=wrapped.model, optimizer=fresh, facts=wrapped.facts), folder / "optimizer"
+    )
     record["optimizer_restored"] = [
         torch.equal(fresh.state[item]["exp_avg"], wrapped.optimizer.state[item]["exp_avg"])
         and torch.equal(fresh.state[item]["exp_avg_sq"], wrapped.optimizer.state[item]["exp_avg_sq"])

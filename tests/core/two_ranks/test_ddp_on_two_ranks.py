@@ -17,6 +17,7 @@ def record(tmp_path_factory):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
     done = subprocess.run(
         [*launcher, "--rdzv-endpoint=localhost:0", str(script), str(folder)],
+        check=False,
         capture_output=True,
         text=True,
         timeout=240,
@@ -51,7 +52,7 @@ def test_wrapping_a_wrapped_model_returns_it_unchanged(record):
 
 
 def test_optimizer_state_comes_back_by_name(record):
-    assert record["optimizer_restored"] and all(record["optimizer_restored"])
+    assert record["optimizer_restored"] == [True] * 4
     assert record["learning_rate_restored"] == pytest.approx(1e-2)
 
 

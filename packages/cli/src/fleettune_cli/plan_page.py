@@ -10,8 +10,8 @@ from typing import Any
 
 from fleettune_cli.units import format_bytes, format_count, format_value
 from fleettune_core.config.known import settings_by_path
-from fleettune_core.config.masking import MASK, is_secret
 from fleettune_core.config.schema import to_dict
+from fleettune_core.masking import MASK, is_secret
 from fleettune_core.plan.model import Choice, Plan
 from fleettune_core.types import DeviceKind
 
@@ -78,8 +78,6 @@ def _rows(plan: Plan, *, explain: bool) -> Iterator[Row]:
     yield _model(plan)
     yield _memory(plan)
     yield _data(plan)
-    for name, text in plan.details.items():
-        yield Row(label=name, text=text)
     overridden = tuple(_overridden(plan))
     if overridden:
         yield Row(label="overridden", text=overridden[0][1], parts=overridden[1:])

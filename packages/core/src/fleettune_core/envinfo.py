@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fleettune_core.masking import mask_value
 from fleettune_core.types import Devices
-
-MASK = "***"
 
 DISTRIBUTIONS: tuple[str, ...] = (
     "torch",
@@ -74,41 +72,6 @@ PREFIXES: tuple[str, ...] = (
 
 NAMES: tuple[str, ...] = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LD_PRELOAD", "PYTHONPATH")
 """Further variables, by their whole name."""
-
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:[A-Z]*TOKEN|[A-Z]*SECRET|PASS|PASSWD|[A-Z]*PASSWORD|PASSPHRASE|[A-Z]*KEY|CREDENTIALS?|AUTH|COOKIE)(?:_|$)"
-)
-_SECRET_SHAPE = re.compile(
-    r"""
-    \bhf_[A-Za-z0-9]{8,}                                   # Hugging Face
-    | \bsk-[A-Za-z0-9_-]{12,}                              # OpenAI and others
-    | \bgh[pousr]_[A-Za-z0-9]{16,} | \bgithub_pat_\w{16,}  # GitHub
-    | \bglpat-[\w-]{16,}                                   # GitLab
-    | \bxox[abeoprs]-[\w-]{10,}                            # Slack
-    | \bA(?:KIA|SIA)[0-9A-Z]{16}\b                         # AWS
-    | \beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?               # JSON web token
-    | (?<=://)[^/\s@]+@                                    # user:password@ of a URL
-    | (?<![0-9A-Za-z])[0-9a-fA-F]{32,}(?![0-9A-Za-z])      # hexadecimal
-    """,
-    re.VERBOSE,
-)
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_LONG_WORD = re.compile(r"(?<![\w/+.=-])[A-Za-z0-9+/_-]{40,}={0,2}(?![\w/+.-])")
-
-
-def mask(text: str) -> str:
-    """`text` with everything that is shaped like a secret replaced by `***`.
-
-    Known are the tokens of common services, JSON web tokens, the user part of a URL, long hexadecimal numbers, and
-    words of 40 characters or more that mix capitals, small letters and digits (base64). File paths and UUIDs stay.
-    """
-    text = _SECRET_SHAPE.sub(lambda match: f"{MASK}@" if match[0].endswith("@") else MASK, text)
-    return _LONG_WORD.sub(_mask_long_word, text)
-
-
-def mask_value(name: str, value: str) -> str:
-    """A variable's value as it may be shown: a mask for a secret's name, else `mask` of it."""
-    return MASK if value and _SECRET_NAME.search(name.upper()) else mask(value)
 
 
 def describe_environment(
@@ -167,9 +130,3 @@ def _git_commit(folder: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _mask_long_word(match: re.Match[str]) -> str:
-    word = match[0]
-    mixed = any(c.isupper() for c in word) and any(c.islower() for c in word) and any(c.isdigit() for c in word)
-    return MASK if mixed and not word.startswith("/") and not _UUID.search(word) else word

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.masking import mask_tokens
 from fleettune_core.rundir import RunDir
 from fleettune_core.types import ProcessInfo, WrapFacts
 
@@ -65,15 +66,13 @@ class RankRecord:
     def failure(self, error: BaseException) -> ExitCode:
         """Record why this rank ends; returns the exit code that it should end with."""
         code = error.exit_code if isinstance(error, FtError) else ExitCode.TRAINING
-        known = isinstance(error, FtError)
         failure = {
             "at": time.time(),
             "kind": type(error).__name__,
-            "message": error.message if isinstance(error, FtError) else str(error),
+            "message": mask_tokens(error.message if isinstance(error, FtError) else str(error)),
             "problems": list(error.problems) if isinstance(error, FtError) else [],
             "hint": error.hint if isinstance(error, FtError) else None,
             "exit_code": int(code),
-            "user_error": known,
         }
         self._update(stage="failed", failure=failure)
         return code

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleettune_core.envinfo import mask
 from fleettune_core.errors import ExitCode
 from fleettune_core.failures import (
     FirstFailure,
@@ -19,6 +18,7 @@ from fleettune_core.failures import (
     read_summary,
 )
 from fleettune_core.launchers.subprocess_job import describe_exit, read_tail
+from fleettune_core.masking import mask
 from fleettune_core.rundir import RunDir
 from fleettune_core.types import JobState, JobStatus, Layout
 

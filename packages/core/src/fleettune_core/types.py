@@ -85,6 +85,8 @@ class Layout:
 
 
 class DeviceKind(str, Enum):
+    """What a rank computes on."""
+
     CPU = "cpu"
     CUDA = "cuda"
 
@@ -115,7 +117,7 @@ class BatchPlan:
     micro_batch: int
     accumulation: int
     ranks: int
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     """Per number (`global_batch`, `micro_batch`, `accumulation`, `ranks`): flag, file:line, default or solved."""
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class LaunchRequest:
     node_rank: int = 0
     rdzv_endpoint: str | None = None
     max_restarts: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables to set for the workers."""
 
 
@@ -176,6 +178,8 @@ class LaunchPlan:
 
 
 class JobState(str, Enum):
+    """Where a launched run stands, in the words of every launcher."""
+
     PENDING = "pending"
     RUNNING = "running"
     DONE = "done"
@@ -185,6 +189,8 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
+    """A job's state, and how it ended."""
+
     state: JobState
     exit_code: int | None = None
     """Of the launcher's own process: negative for a signal, as `subprocess` gives it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import io
 import os
 import sys
 import traceback
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     place = Place(run_dir, plan, process, record, say)
     try:
         _train(place)
-    except BaseException as error:  # whatever ends a rank is recorded, also KeyboardInterrupt
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank is recorded, also KeyboardInterrupt
         code = record.failure(error)
         if isinstance(error, FtError):
             print(f"error: {error}", file=sys.stderr)
@@ -137,7 +138,7 @@ def _redirect_output(run_dir: RunDir, process: ProcessInfo) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", line_buffering=True)
     faulthandler.enable()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from fleettune_core.types import Detection, Environment, ProcessInfo, Score
@@ -34,25 +32,23 @@ _PORT_BASE, _NUM_PORTS = 20_000, 10_000
 
 
 def detect(env: Environment) -> Detection | None:
-    """A task of an `srun` is a rank. A job or a machine with `sbatch` is told, and never wins: see `SlurmLauncher`.
+    """A task of an `srun` is a rank; anything else is nothing.
 
     A batch script also carries SLURM_PROCID=0 and the whole job's SLURM_NTASKS, and is no rank: its step is not an
-    `srun`'s.
+    `srun`'s. A job, or a machine with `sbatch`, is not told of: this version cannot launch there, and an offer that
+    ends in a refusal helps nobody.
     """
     numbers = _read(env)
     job = numbers.get("job")
     if job is None:
-        return Detection(score=Score.AVAILABLE, reason="sbatch found") if _on_path("sbatch", env) else None
+        return None
     process = _task(env, numbers, job)
-    if process is not None:
-        return Detection(
-            score=Score.STARTED_BY,
-            reason=f"srun started this as rank {process.rank} of {process.world_size} in SLURM job {job}",
-            process=process,
-        )
+    if process is None:
+        return None
     return Detection(
-        score=Score.AVAILABLE,
-        reason=f"inside SLURM job {job} (this version runs on the node where it is typed, or as srun tasks)",
+        score=Score.STARTED_BY,
+        reason=f"srun started this as rank {process.rank} of {process.world_size} in SLURM job {job}",
+        process=process,
     )
 
 
@@ -111,7 +107,3 @@ def _tasks_of_node(env: Environment, node_rank: int) -> int | None:
         if node_rank < node:
             return int(match[1])
     return None
-
-
-def _on_path(program: str, env: Environment) -> bool:
-    return any(folder and os.access(Path(folder, program), os.X_OK) for folder in env.get("PATH", "").split(os.pathsep))

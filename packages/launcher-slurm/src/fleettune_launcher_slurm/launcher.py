@@ -11,7 +11,7 @@ from fleettune_launcher_slurm import environment
 
 
 class SlurmLauncher:
-    """Recognises a SLURM cluster, an allocation, and a task that `srun` started."""
+    """Recognises a task that `srun` started."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Options:
@@ -19,7 +19,7 @@ class SlurmLauncher:
 
     @hookimpl
     def detect_environment(self, env: Environment) -> Detection | None:
-        """A rank of an `srun`, a job, or a machine that has `sbatch`."""
+        """A rank of an `srun`, or nothing."""
         return environment.detect(env)
 
     @hookimpl

@@ -87,7 +87,7 @@ class DdpBackend:
             bucket_cap_mb=options.bucket_mb,
             # Gradients live in the buckets themselves: no copy in or out, and one gradient's memory saved.
             gradient_as_bucket_view=True,
-            **_no_buffer_sync(),
+            **_no_buffer_sync(),  # pyright: ignore[reportArgumentType]
             static_graph=options.static_graph != "off" and holds_static_graph(context.run),
         )
         _register_compression(wrapped, options)

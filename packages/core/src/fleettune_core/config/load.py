@@ -22,12 +22,12 @@ from fleettune_core.config.known import (
     settings_by_path,
     target_of,
 )
-from fleettune_core.config.masking import MASK, is_secret, shown
 from fleettune_core.config.schema import SECTIONS, TOP_LEVEL, RunConfig
 from fleettune_core.config.source import LoadedConfig, Source
 from fleettune_core.config.values import BadValueError, Given, Target, convert
 from fleettune_core.config.yaml_file import Entry, YamlFileError, parse, read_file
 from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.masking import MASK, is_secret, shown
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"FT_LAUNCHER": "launch.launcher", "FT_BACKEND": "backend.backend"})
 """The only variables that say a setting, and which."""

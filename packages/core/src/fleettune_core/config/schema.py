@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fleettune_core.config.fields import setting
 
@@ -207,7 +207,10 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     """Plain, JSON-ready form of a config, in the shape of a run file (plugin options under their section)."""
 
     def plain(value: Any) -> Any:
-        return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        items = cast("Mapping[str, Any]", value).items()
+        return {key: plain(item) for key, item in items}
 
     tree: dict[str, Any] = {name: getattr(config, name) for name in TOP_LEVEL}
     for section, owner in SECTIONS.items():

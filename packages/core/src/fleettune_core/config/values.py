@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any
 
 from fleettune_core.config.fields import Limits, Setting
-from fleettune_core.config.masking import shown
 from fleettune_core.config.source import Source
 from fleettune_core.config.trl_fields import TrlField
 from fleettune_core.errors import did_you_mean
+from fleettune_core.masking import shown
 
 _MOST_CHOICES_LISTED = 12
 _NO_LIMITS = Limits()

@@ -58,9 +58,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "olmo2": Family(qk_norm="full", mlp_bias=False),
         "gemma": Family(mlp_bias=False, tied_by_default=True, head_dim=256),
         "gemma2": Family(mlp_bias=False, tied_by_default=True, head_dim=256, norms_per_layer=4),
-        "gemma3_text": Family(
-            mlp_bias=False, tied_by_default=True, head_dim=256, norms_per_layer=4, qk_norm="head"
-        ),
+        "gemma3_text": Family(mlp_bias=False, tied_by_default=True, head_dim=256, norms_per_layer=4, qk_norm="head"),
         "phi3": Family(
             qkv=("qkv_proj",), mlp_in=("gate_up_proj",), qkv_bias=False, attention_out_bias=False, mlp_bias=False
         ),

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import transformers
@@ -92,7 +92,7 @@ def load_model(source: ModelSource, model: Model, *, dtype: torch.dtype) -> Any:
         )
     # PEFT writes it into the adapter as its base: a hub id loads anywhere, a path of this machine's cache does not.
     loaded.name_or_path = source.name
-    loaded.config._name_or_path = source.name
+    loaded.config.name_or_path = source.name
     return loaded
 
 
@@ -102,9 +102,9 @@ def load_model(source: ModelSource, model: Model, *, dtype: torch.dtype) -> Any:
 def _dequantised(file: Path, cache_dir: Path) -> Path:
     """The folder that `file` was dequantised into, made when it is not there yet."""
     with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256") if hasattr(hashlib, "file_digest") else _digest(stream)
+        digest = _digest(stream)
     # transformers does the conversion: another release may do it differently.
-    key = f"{digest.hexdigest()[:24]}-{GGUF_CONVERSION}-{transformers.__version__}"
+    key = f"{digest[:24]}-{GGUF_CONVERSION}-{transformers.__version__}"
     models = cache_dir / "models"
     folder = models / f"{file.stem}-{key}"
     if folder.is_dir():
@@ -120,12 +120,12 @@ def _dequantised(file: Path, cache_dir: Path) -> Path:
     return folder
 
 
-def _digest(stream: Any) -> Any:
-    """`hashlib.file_digest`, which Python 3.10 lacks."""
+def _digest(stream: BinaryIO) -> str:
+    """SHA-256 of a stream, in hex (`hashlib.file_digest` is not in Python 3.10)."""
     digest = hashlib.sha256()
     while block := stream.read(1 << 20):
         digest.update(block)
-    return digest
+    return digest.hexdigest()
 
 
 def _dequantise(file: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ Standard library only; nothing is downloaded. A hub model is looked up in the lo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fleettune_core.errors import FtError
 from fleettune_core.models.families import ATTENTION_BIAS_BY_DEFAULT, BIAS_DEFAULTS, FAMILIES, GGUF_FAMILIES, Family
@@ -91,15 +92,16 @@ def find_shape(ref: ModelRef, *, env: Environment | None = None, revision: str |
     if folder is None:
         return FoundShape(shape=None, reason=f"{ref.label} is not on this machine yet")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError:
         return FoundShape(shape=None, reason=f"{folder} holds no readable config.json")
     except ValueError as error:
         return FoundShape(shape=None, reason=f"{folder / 'config.json'} is not JSON: {error}")
     if not isinstance(config, dict):
         return FoundShape(shape=None, reason=f"{folder / 'config.json'} is not a JSON object")
-    found = shape_from_config(config)
-    if found.shape is None or found.shape.known or "quantization_config" in config:
+    fields = cast("dict[str, Any]", config)
+    found = shape_from_config(fields)
+    if found.shape is None or found.shape.known or "quantization_config" in fields:
         return found
     counted = _count_safetensors(folder)
     return _with_count(found, counted) if counted else found
@@ -115,10 +117,8 @@ def cached_hub_folder(repo: str, env: Environment, revision: str | None = None) 
     cache = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
     base = cache / ("models--" + repo.replace("/", "--"))
     commit = revision or "main"
-    try:
+    with contextlib.suppress(OSError):  # no such branch or tag here: then it is a commit, or unknown
         commit = (base / "refs" / commit).read_text(encoding="utf-8").strip() or commit
-    except OSError:
-        pass  # no such branch or tag here: then it is a commit, or unknown
     folder = base / "snapshots" / commit
     return folder if (folder / "config.json").is_file() else None
 
@@ -186,9 +186,7 @@ def linear_modules(shape: ModelShape) -> tuple[LinearModule, ...]:
         LinearModule(name=name, inputs=shape.hidden, outputs=width, bias=shape.qkv_bias)
         for name, width in zip(family.qkv, widths, strict=True)
     ]
-    out = LinearModule(
-        name=family.attention_out, inputs=queries, outputs=shape.hidden, bias=shape.attention_out_bias
-    )
+    out = LinearModule(name=family.attention_out, inputs=queries, outputs=shape.hidden, bias=shape.attention_out_bias)
     modules.append(out)
     if not shape.num_experts:
         modules += _mlp(shape)

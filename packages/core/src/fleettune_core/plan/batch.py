@@ -165,10 +165,11 @@ def _refuse_part(global_batch: int, ranks: int, part: int, what: str, option: st
     below = [divisor for divisor in divisors if divisor < part][-1:]
     above = [divisor for divisor in divisors if divisor > part][:1]
     parts = " or ".join(str(value) for value in (*below, *above))
+    totals = _nearest_multiples(global_batch, ranks * part)
     raise FtError(
         f"{global_batch} rows ÷ {ranks} {'ranks' if ranks > 1 else 'rank'} = {share} rows per rank, which"
         f" {what} {part} ({where}) does not divide",
-        hint=f"the nearest that work: {option} {parts}, or --global-batch {_nearest_multiples(global_batch, ranks * part)}",
+        hint=f"the nearest that work: {option} {parts}, or --global-batch {totals}",
     )
 
 

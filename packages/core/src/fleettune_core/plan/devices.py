@@ -5,6 +5,7 @@ A machine without the NVIDIA driver answers in a few milliseconds: NVML is impor
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -78,19 +79,19 @@ def list_gpus(root: Path = Path("/")) -> list[Gpu]:
         return []
     try:
         # Late: the bindings alone take 20 ms.
-        import pynvml
+        nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return []
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
         return []
     try:
-        return [_read_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
+        return [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
         return []
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
 
 
 def _read_gpu(nvml: Any, index: int) -> Gpu:

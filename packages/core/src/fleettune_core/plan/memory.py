@@ -242,5 +242,8 @@ def _assumptions(
         said.append(f"optimizer {optimizer} is counted like AdamW")
     if not shape.known:
         said.append(f"layers of {shape.model_type or 'an unnamed type'} are counted like Llama's")
-    said.append("without the interpreter, the libraries and the allocator's reserve (about 0.5 to 1 GB)")
+    said.append(
+        "without the interpreter and its libraries (about 0.5 GB), and without what a fragmented heap holds back"
+        " (on a CPU up to half of the activations)"
+    )
     return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fleettune_core.config.schema import RunConfig
@@ -83,4 +83,3 @@ class Plan:
     notes: tuple[str, ...] = ()
     """One line each, for the reader: `sbatch found; add --launcher slurm to submit`."""
     warnings: tuple[str, ...] = ()
-    details: Mapping[str, str] = field(default_factory=dict)

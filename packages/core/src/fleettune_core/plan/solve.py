@@ -150,8 +150,9 @@ def _name(loaded: LoadedConfig, chosen: _Chosen, model: ModelFacts | None, now: 
         now=now or datetime.now().astimezone(),
         process=process,
     )
-    # The other machines of a run, and the other ranks, find the folder that the first one has made.
-    if process is None and loaded.config.launch.node_rank == 0:
+    # The other ranks, and the machines of a run that is started on each by hand, find a folder that one of them has
+    # made; `run.start` tells whether it is theirs.
+    if process is None and loaded.config.launch.rdzv_endpoint is None:
         check_free(run_dir)
     return run_id, run_dir
 

@@ -38,7 +38,7 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
         for name, wanted in asdict(expected).items():
             got = getattr(facts, name)
             # An empty wrapper in the expectation means: the plain model, whatever its class.
-            if wanted != "" and got != wanted:
+            if wanted not in ("", got):
                 problems.append(f"rank {rank}: {name} is {got}, not {wanted}")
     if problems:
         raise FtError(
@@ -53,8 +53,8 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
 def check_shards(data: ShardedData, first_batches: Sequence[Sequence[int]], epoch: int = 0) -> None:
     """The ranks' shares of an epoch's first optimizer step must be disjoint and cover it (collective).
 
-    `first_batches`: this rank's micro-batches of that step. Finds data that is sharded twice (each rank sees a fraction),
-    or not at all (every rank sees everything). Raises FtError (exit code 3).
+    `first_batches`: this rank's micro-batches of that step. Finds data that is sharded twice (each rank sees a
+    fraction), or not at all (every rank sees everything). Raises FtError (exit code 3).
     """
     shares = gather([row for batch in first_batches for row in batch])
     check_coverage(data, epoch=epoch, step=0, rows_by_rank=shares)

@@ -56,7 +56,7 @@ def training_arguments(run: TrainingRun, configured: Mapping[str, Any], *, has_e
         "max_grad_norm": train.max_grad_norm,
         "optim": train.optim,
         "seed": train.seed,
-        "gradient_checkpointing": train.gradient_checkpointing,
+        "activation_checkpointing": train.gradient_checkpointing,
         "bf16": autocast and run.precision == "bf16",
         "fp16": autocast and run.precision == "fp16",
         "use_cpu": run.device_kind is DeviceKind.CPU,
@@ -94,7 +94,8 @@ def lora_config(model: Model) -> LoraConfig:
     target = model.lora_target or "all-linear"
     return LoraConfig(
         r=model.lora_r,
-        lora_alpha=model.lora_alpha if model.lora_alpha is not None else 2 * model.lora_r,
+        # PEFT's annotation says int; it divides by the rank, and a fraction is as good.
+        lora_alpha=model.lora_alpha if model.lora_alpha is not None else 2 * model.lora_r,  # pyright: ignore[reportArgumentType]
         lora_dropout=model.lora_dropout,
         target_modules=target if target == "all-linear" else [name.strip() for name in target.split(",")],
         task_type="CAUSAL_LM",
@@ -114,7 +115,8 @@ def make_trainer(
 ) -> Any:
     """TRL's trainer for the run's method, hooked."""
     from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     from fleettune_core.training.seam import hooked
 
@@ -150,7 +152,9 @@ def check_targets(model: Any, lora_target: str | None) -> None:
         if name not in leaves
     ]
     if problems:
-        raise FtError("--lora-target names unknown modules", problems=problems, hint=f"there are {', '.join(sorted(leaves))}")
+        raise FtError(
+            "--lora-target names unknown modules", problems=problems, hint=f"there are {', '.join(sorted(leaves))}"
+        )
 
 
 def steps_in_total(run: TrainingRun, num_rows: int) -> int:
@@ -160,4 +164,3 @@ def steps_in_total(run: TrainingRun, num_rows: int) -> int:
         return int(train.max_steps)
     batch: BatchPlan = run.batch
     return math.ceil((train.epochs or 1.0) * math.ceil(num_rows / batch.global_batch))
-

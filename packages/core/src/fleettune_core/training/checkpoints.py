@@ -1,11 +1,11 @@
 """Checkpoints that are complete or absent: written beside their place, synced, renamed, marked with a manifest.
 
-    step-000040/
-      manifest.json    every other file with its size and SHA-256; a folder without it is no checkpoint
-      position.json    step, epoch, rows consumed, learning-rate schedule
-      model/           an ordinary model (or adapter) folder
-      optimizer/       by parameter name, torch.distributed.checkpoint
-      rng/             one file per rank
+step-000040/
+  manifest.json    every other file with its size and SHA-256; a folder without it is no checkpoint
+  position.json    step, epoch, rows consumed, learning-rate schedule
+  model/           an ordinary model (or adapter) folder
+  optimizer/       by parameter name, torch.distributed.checkpoint
+  rng/             one file per rank
 """
 
 from __future__ import annotations
@@ -177,7 +177,11 @@ def _rng_state() -> dict[str, Any]:
 
     import numpy as np
 
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state

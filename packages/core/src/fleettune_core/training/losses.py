@@ -42,8 +42,8 @@ def add_summed_loss(model: Any) -> None:
 
     `model`: a transformers causal LM, before or after PEFT put adapters into it. `labels`: [batch, sequence] int64,
     unshifted. Without the flag the forward is the model's own. The forward is patched (not called beside the wrapper)
-    because DDP, FSDP and DeepSpeed act in the forward of what they wrap; and it returns a bare tensor, because DDP looks
-    for tensors in the output and sees none inside a class that it does not know.
+    because DDP, FSDP and DeepSpeed act in the forward of what they wrap; and it returns a bare tensor, because DDP
+    looks for tensors in the output and sees none inside a class that it does not know.
     """
     original = model.forward
 
@@ -78,9 +78,7 @@ def supervised_nll(
     return _summed(rows, weight, bias, wanted)
 
 
-def _summed(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-) -> torch.Tensor:
+def _summed(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor:
     fused = getattr(F, "linear_cross_entropy", None)  # torch 2.13
     if fused is not None and rows.dtype == torch.float32 and not torch.is_autocast_enabled(rows.device.type):
         return fused(rows, weight, targets, linear_bias=bias, reduction="sum")

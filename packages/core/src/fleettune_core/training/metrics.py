@@ -61,8 +61,10 @@ class MetricsWriter:
 
     def _write(self, line: dict[str, Any]) -> None:
         # NaN is no JSON; a diverged loss is told as null, and every reader of JSON can read the line.
-        clean = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
-        }
+        clean = {name: _finite(value) for name, value in line.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

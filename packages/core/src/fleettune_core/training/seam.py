@@ -1,11 +1,12 @@
 """The one file that touches the insides of Trainer and Accelerate.
 
-`hooked(SFTTrainer, binding)` is that trainer, unmodified, with Fleettune's hooks in four places: the accelerator that it
-built is adopted (so that a backend wraps model and optimizer), each micro-batch runs inside the backend's gate, the
-rows come from Fleettune's sampler, and the loss is the sum over supervised positions divided by the global batch's.
+`hooked(SFTTrainer, binding)` is that trainer, unmodified, with Fleettune's hooks in four places: the accelerator that
+it built is adopted (so that a backend wraps model and optimizer), each micro-batch runs inside the backend's gate,
+the rows come from Fleettune's sampler, and the loss is the sum over supervised positions divided by the global
+batch's.
 
-What upstream must keep for this to hold is listed in `UPSTREAM`; `tests/core/training/test_seam_guard.py` fails in a plain
-sentence when it moves.
+What upstream must keep for this to hold is listed in `UPSTREAM`; `tests/core/training/test_seam_guard.py` fails in a
+plain sentence when it moves.
 """
 
 from __future__ import annotations
@@ -88,15 +89,14 @@ class HookedAccelerator(Accelerator):
         if not (models and optimizers):
             return super().prepare(*objects, device_placement=device_placement)
         if len(models) > 1 or len(optimizers) > 1:
-            raise TypeError(f"one model and one optimizer are prepared together, not {len(models)} and {len(optimizers)}")
+            raise TypeError(f"one model and one optimizer go together, not {len(models)} and {len(optimizers)}")
         # evaluation_mode: place the model on its device and apply autocast, but do not wrap it.
         placed = super().prepare_model(models[0], evaluation_mode=True)
         wrapped = self.fleettune_binding.wrap(placed, optimizers[0])
         self.fleettune_wrapped = wrapped
         self._models = [wrapped.model if item is placed else item for item in self._models]
         results = {id(models[0]): wrapped.model, id(optimizers[0]): self._accelerated(wrapped.optimizer)}
-        prepared = tuple(results[id(item)] if id(item) in results else super().prepare(item) for item in objects)
-        return prepared if len(prepared) > 1 else prepared[0]
+        return tuple(results[id(item)] if id(item) in results else super().prepare(item) for item in objects)
 
     def _accelerated(self, optimizer: Any) -> AcceleratedOptimizer:
         # Not through prepare_optimizer: with device placement it round-trips the optimizer's state dict, which the
@@ -112,7 +112,7 @@ class HookedAccelerator(Accelerator):
         else:
             super().backward(loss, **kwargs)
 
-    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: int = 2) -> Any:
         wrapped = self.fleettune_wrapped
         if wrapped is not None and wrapped.clip_grad_norm is not None:
             return wrapped.clip_grad_norm(max_norm)
@@ -188,7 +188,7 @@ class HookedTrainer:
     def _loader(self, dataset: Any, batches: Any) -> DataLoader:
         args = self.args
         return _EpochLoader(
-            FillerDataset(dataset, pad_token_id=self.fleettune.pad_token_id),
+            FillerDataset(dataset, pad_token_id=self.fleettune.pad_token_id),  # pyright: ignore[reportArgumentType]
             batch_sampler=batches,
             collate_fn=self.data_collator,  # pyright: ignore[reportAttributeAccessIssue]
             num_workers=args.dataloader_num_workers,
@@ -207,8 +207,8 @@ class HookedTrainer:
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         loader = self._loader(self.eval_dataset, list(self.fleettune.evaluation_batches()))  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad(), self.accelerator.autocast():
-            for batch in loader:
-                batch = {name: value.to(device) for name, value in batch.items()}
+            for collated in loader:
+                batch = {name: value.to(device) for name, value in collated.items()}
                 count = (batch["labels"][..., 1:] != losses.IGNORED).sum()
                 totals[0] += self._evaluation_nll(batch)
                 totals[1] += count
@@ -242,4 +242,3 @@ def hooked(trainer_class: type[Any], binding: Binding) -> type[Any]:
     be given anything.
     """
     return type(f"Hooked{trainer_class.__name__}", (HookedTrainer, trainer_class), {"fleettune": binding})
-

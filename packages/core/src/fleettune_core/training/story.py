@@ -39,7 +39,9 @@ def train_run(
 ) -> None:
     """Do the run as rank `process.rank`. Raises FtError for what a user can mend."""
     torch.set_num_threads(plan.threads_per_rank)
+    transformers.utils.logging.disable_progress_bar()  # a log file is no terminal
     config = plan.config
+    assert config.model.model is not None, "control has checked that a model was given"
     model_ref = resolve_model(config.model.model)
 
     record.stage("preparing")

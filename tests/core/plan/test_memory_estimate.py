@@ -1,0 +1,197 @@
+"""The memory estimate against models that exist: weights, gradients and moments exactly, activations closely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
+
+from fleettune_core.models.shape import ModelShape, shape_from_config
+from fleettune_core.plan.batch import solve_batch
+from fleettune_core.plan.memory import estimate, lora_parameters
+from fleettune_core.plan.model import MemoryEstimate
+
+ROWS, LENGTH, LAYERS = 2, 64, 3
+COMMON = {"vocab_size": 320, "num_hidden_layers": LAYERS, "max_position_embeddings": 256, "eos_token_id": 2}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    # Wide against its heads and its length, as real models are.
+    "llama": lambda: LlamaConfig(
+        hidden_size=192, intermediate_size=512, num_attention_heads=3, num_key_value_heads=1, **COMMON
+    ),
+    "qwen2": lambda: Qwen2Config(
+        hidden_size=128, intermediate_size=320, num_attention_heads=4, num_key_value_heads=4, **COMMON
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=320,
+        n_embd=128,
+        n_layer=LAYERS,
+        n_head=4,
+        n_positions=256,
+        attn_pdrop=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+
+
+def shape_of(name: str) -> ModelShape:
+    shape = shape_from_config(CONFIGS[name]().to_dict()).shape
+    assert shape is not None
+    return shape
+
+
+def make(name: str, *, lora: bool, precision: str, attn: str = "sdpa", target: Any = "all-linear") -> Any:
+    """The model as a worker makes it: a frozen base in bf16 with LoRA, else fp32 weights."""
+    dtype = torch.bfloat16 if lora and precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype, attn_implementation=attn)
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=8, target_modules=target, task_type="CAUSAL_LM"))
+    return model.train()
+
+
+def estimated(name: str, **settings: Any) -> MemoryEstimate:
+    batch = solve_batch(ranks=1, global_batch=ROWS, micro_batch=ROWS)
+    return estimate(shape_of(name), batch=batch, max_length=LENGTH, lora_r=8, **settings)
+
+
+def saved_bytes(model: Any, *, autocast: bool) -> int:
+    """Bytes that autograd keeps for the backward of the decoder: every storage once, the model's own left out."""
+    own = {part.untyped_storage().data_ptr() for part in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    decoder = model.get_base_model().base_model if hasattr(model, "get_base_model") else model.base_model
+    ids = torch.randint(0, 320, (ROWS, LENGTH))
+    mask = torch.ones_like(ids)
+    mask[0, -5:] = 0
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+def test_activations_are_those_that_autograd_keeps(name: str, lora: bool, precision: str, attn: str) -> None:
+    autocast = precision == "bf16" and not lora
+    real = saved_bytes(make(name, lora=lora, precision=precision, attn=attn), autocast=autocast)
+    ours = estimated(name, lora=lora, precision=precision, attn=attn).activations
+    assert 0.97 < ours / real < 1.2, (ours, real)
+
+
+@pytest.mark.parametrize("target", ["q_proj,v_proj", "q_proj,down_proj", "o_proj,gate_proj"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_follow_the_adapted_layers(target: str, precision: str) -> None:
+    real = saved_bytes(make("llama", lora=True, precision=precision, target=target.split(",")), autocast=False)
+    ours = estimated("llama", lora=True, lora_target=target, precision=precision).activations
+    # The first layer's attention keeps nothing below its first adapter, which is a third of three layers.
+    assert 0.95 < ours / real < 1.25, (ours, real)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("lora", "precision"), [(False, "fp32"), (False, "bf16"), (True, "fp32"), (True, "bf16")])
+def test_weights_gradients_and_moments_are_exact(name: str, lora: bool, precision: str) -> None:
+    model = make(name, lora=lora, precision=precision)
+    trained = [part for part in model.parameters() if part.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for part in trained:
+        part.grad = torch.zeros_like(part)
+    optimizer.step()
+    ours = estimated(name, lora=lora, precision=precision)
+
+    def size(tensors: Any) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    assert ours.weights == size(model.parameters())
+    assert ours.gradients == size(part.grad for part in trained)
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert ours.optimizer == size(moments)
+    assert ours.trainable == sum(part.numel() for part in trained)
+    assert ours.parameters == sum(part.numel() for part in model.parameters())
+
+
+@pytest.mark.parametrize("target", ["q_proj,v_proj", "down_proj", "lm_head,q_proj"])
+def test_named_targets_count_as_peft_counts_them(target: str) -> None:
+    model = make("llama", lora=True, precision="fp32", target=target.split(","))
+    real = sum(part.numel() for part in model.parameters() if part.requires_grad)
+    assert lora_parameters(shape_of("llama"), r=8, target=target) == real
+
+
+def test_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
+    plain = estimated("llama", precision="fp32")
+    light = estimated("llama", precision="fp32", gradient_checkpointing=True)
+    model = make("llama", lora=False, precision="fp32")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    width = 192 * 4 * ROWS * LENGTH
+    # Without the layer that is being recomputed, and with what the LM head reads.
+    kept = saved_bytes(model, autocast=False) + width
+    layer = (plain.activations - light.activations + LAYERS * width) // (LAYERS - 1)
+    assert light.activations - layer == pytest.approx(kept, rel=0.02)
+    assert light.total < plain.total
+    assert light.weights == plain.weights
+
+
+def test_smollm2_with_lora_needs_what_was_measured() -> None:
+    """Weights, gradients and moments of a real run, in bytes; LoRA r=16 on all linear layers."""
+    shape = shape_from_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "intermediate_size": 1536,
+            "vocab_size": 49152,
+            "tie_word_embeddings": True,
+        }
+    ).shape
+    assert shape is not None
+    figure = estimate(
+        shape, batch=solve_batch(ranks=1, global_batch=2), max_length=512, precision="bf16", lora=True, lora_r=16
+    )
+    assert figure.trainable == 4_884_480
+    assert figure.weights == 134_515_008 * 2 + 4_884_480 * 4
+    assert figure.gradients == 4_884_480 * 4
+    assert figure.optimizer == 4_884_480 * 8
+
+
+def test_gradients_outside_the_buckets_count_twice_only_among_many_ranks() -> None:
+    def gradients(ranks: int, *, bucket_view: bool) -> int:
+        batch = solve_batch(ranks=ranks)
+        return estimate(
+            shape_of("llama"), batch=batch, max_length=8, precision="fp32", bucket_view=bucket_view
+        ).gradients
+
+    once = gradients(1, bucket_view=False)
+    assert gradients(2, bucket_view=True) == once
+    assert gradients(2, bucket_view=False) == 2 * once
+
+
+@pytest.mark.parametrize(("optimizer", "bytes_each"), [("adamw_torch", 8), ("sgd", 0), ("adamw_8bit", 2)])
+def test_the_optimizer_decides_the_bytes_of_its_state(optimizer: str, bytes_each: int) -> None:
+    figure = estimated("llama", precision="fp32", optimizer=optimizer)
+    assert figure.optimizer == figure.trainable * bytes_each
+
+
+def test_an_unknown_optimizer_is_said_to_be_counted_like_adamw() -> None:
+    figure = estimated("llama", precision="fp32", optimizer="brandnew")
+    assert "optimizer brandnew is counted like AdamW" in figure.assumptions
+    assert figure.optimizer == figure.trainable * 8
+
+
+def test_logits_grow_with_rows_and_length_alone() -> None:
+    assert estimated("llama", precision="bf16").logits == ROWS * LENGTH * 320 * 12
