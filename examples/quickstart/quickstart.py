@@ -36,7 +36,7 @@ def main() -> int:
     _, heldout_file = make_rows.write(HERE / "rows")
     heldout = [json.loads(line) for line in heldout_file.read_text(encoding="utf-8").splitlines()]
 
-    say(f"before: {len(heldout)} orders that no training row resembles, answered by the model as it is")
+    say(f"before: {len(heldout)} held-out orders, answered by the model as it is")
     base = base_folder()
     before = exact_match(base, None, heldout)
 
@@ -66,11 +66,15 @@ def base_folder() -> Path:
 
 def exact_match(base: Path, adapter: Path | None, rows: Sequence[dict[str, str]]) -> float:
     """The share of `rows` whose completion the model writes to the letter. Plain transformers and peft."""
+    import warnings
+
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    # The libraries' words to each other, about names that will change one day.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(adapter or base, padding_side="left")

@@ -114,12 +114,13 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_no_file_names_an_index_or_this_machine():
-    suspicious = re.compile(
-        r"pypi\.org|files\.pythonhosted|--(extra-)?index-url|download\.pytorch\.org|/work/main|/root/"
-    )
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    suspicious = re.compile(r"pypi\.org|pythonhosted|--(extra-)?index-url|download\.pytorch\.org|/work/main|/root/")
+    # Also what is not committed yet, but nothing that is ignored.
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name]
-    texts = [path for path in files if path != Path(__file__) and path.suffix in TEXTS]
+    texts = [path for path in files if path.is_file() and path != Path(__file__) and path.suffix in TEXTS]
+    assert ROOT / "Makefile" in texts
     assert [path for path in texts if suspicious.search(path.read_text(encoding="utf-8"))] == []
 
 
