@@ -132,3 +132,41 @@ def test_a_checkpoint_is_whole_and_says_where_it_stands(trainings):
     assert position["step"] == 6
     assert sorted(path.name for path in (folder / "rng").iterdir()) == ["rank0.pt", "rank1.pt"]
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_step_that_saved_is_timed_like_the_others(trainings):
+    for run in trainings.values():
+        seconds = sorted(line["step_seconds"] for line in run.steps)
+        assert run.steps[5]["step_seconds"] > seconds[len(seconds) // 2] / 20
+
+
+FALLBACK = ["--lora", "--lora-r", "4", "--lora-target", "q_proj,lm_head"]
+"""An adapter on the head: the loss is TRL's own then, over all positions."""
+VARIANTS = {
+    "alone": [*FALLBACK, "--precision", "fp32", "--nproc-per-node", "1", "--micro-batch", "8"],
+    "together": [*FALLBACK, "--precision", "fp32", "--nproc-per-node", "2", "--micro-batch", "2"],
+    "recomputing": [*FALLBACK, "--precision", "fp32", "--micro-batch", "8", "--gradient-checkpointing"],
+    "bf16": ["--precision", "bf16", "--nproc-per-node", "2", "--micro-batch", "4"],
+    "fp32": ["--precision", "fp32", "--nproc-per-node", "1", "--micro-batch", "8"],
+}
+
+
+@pytest.fixture(scope="module")
+def variants(tiny_model, tiny_rows, tmp_path_factory) -> dict[str, Training]:
+    folder = tmp_path_factory.mktemp("variants")
+    common = ["--model", str(tiny_model), "--dataset", str(tiny_rows), "--global-batch", "8", "--max-steps", "4"]
+    cache = {"FT_CACHE_DIR": str(folder / "cache")}
+    runs = {name: train(folder / name, *common, *variant, environment=cache) for name, variant in VARIANTS.items()}
+    for name, run in runs.items():
+        assert run.exit_code == 0, f"{name}:\n{run.stderr}"
+    return runs
+
+
+@pytest.mark.parametrize("name", ["together", "recomputing"])
+def test_the_loss_of_the_whole_logits_agrees_too(variants, name):
+    assert loss_distance(variants["alone"], variants[name]) < 1e-5
+    assert weight_distance(variants["alone"], variants[name]) < 1e-6
+
+
+def test_bf16_on_two_ranks_stays_near_fp32(variants):
+    assert 0 < loss_distance(variants["fp32"], variants["bf16"]) < 0.02

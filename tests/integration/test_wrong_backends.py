@@ -56,12 +56,38 @@ class Unwrapped(DdpBackend):
     @hookimpl
     def reduce_grads(self, context, model, sync):
         return contextlib.nullcontext()
+
+
+class Boasting(DdpBackend):
+    """Says ZeRO-3 before and after, and gives DDP."""
+
+    def facts(self, world):
+        return WrapFacts(wrapper="DistributedDataParallel", world_size=world, sharding="zero-3")
+
+    @hookimpl
+    def expect_wrapped(self, run):
+        return self.facts(run.process.world_size)
+
+    @hookimpl
+    def wrap_model(self, context, model, optimizer):
+        wrapped = DdpBackend().wrap_model(context, model, optimizer)
+        return WrappedModel(model=wrapped.model, optimizer=optimizer, facts=self.facts(context.process.world_size))
+
+
+class Broken(DdpBackend):
+    """Fails in a way that nobody foresaw."""
+
+    @hookimpl
+    def wrap_model(self, context, model, optimizer):
+        raise ZeroDivisionError("by accident")
 '''
 EXPECTED = {
-    "forgetful": "weights differ after the first optimizer step",
+    "forgetful": "weights differ after optimizer step 2",
     "twice": "do not share out step 0",
     "posing": "sharding is none, not zero-3",
-    "unwrapped": "the model is a LlamaForCausalLM",
+    "unwrapped": "the backend says wrapper DistributedDataParallel, and it is LlamaForCausalLM",
+    "boasting": "the backend says sharding zero-3, and it is none",
+    "broken": "its hook wrap_model raised ZeroDivisionError: by accident",
 }
 
 
@@ -80,7 +106,9 @@ def runs(tiny_model, tiny_rows, tmp_path_factory) -> dict[str, Training]:
         name: train(
             folder / name,
             *common,
-            *("--max-steps", "3", "--precision", "fp32", "--nproc-per-node", "2", "--backend", name),
+            # The warm-up's first step has a learning rate of 0: nothing moves, and nothing can be seen to differ.
+            *("--max-steps", "4", "--warmup-steps", "2", "--precision", "fp32", "--nproc-per-node", "2"),
+            *("--backend", name),
             environment=environment,
         )
         for name in EXPECTED
@@ -98,4 +126,4 @@ def test_a_wrong_backend_ends_the_run_and_is_named(runs, name):
 
 def test_it_trains_no_more_than_the_step_that_showed_it(runs):
     assert not (runs["posing"].folder / "metrics.jsonl").exists() or not runs["posing"].steps
-    assert len(runs["forgetful"].steps) <= 1
+    assert len(runs["forgetful"].steps) <= 2

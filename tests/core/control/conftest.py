@@ -28,7 +28,7 @@ def rank(k, size=1):
 def done(k, size=1):
     record = rank(k, size)
     record.facts(WrapFacts(wrapper="Net", world_size=size))
-    record.first_step()
+    record.first_step(3)
     record.finish(1000 + k)
 """
 

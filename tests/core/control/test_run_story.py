@@ -35,7 +35,7 @@ with run.metrics_jsonl.open("a") as out:
                 "tokens_per_second": 200.0, "peak_memory_bytes": 5000 * step}
         out.write(json.dumps(line) + "\\n")
     out.write(json.dumps({"step": 2, "epoch": 0.1, "eval_loss": 0.5}) + "\\n")
-record.first_step()
+record.first_step(3)
 record.finish(12_345)
 """
 

@@ -53,7 +53,8 @@ def rank(k: int, stage: str = "training", failure: dict[str, Any] | None = None)
 
 
 def failed(k: int, at: float, kind: str, message: str = "", exit_code: int = 1, **more: Any) -> RankState:
-    return rank(k, failure={"at": at, "kind": kind, "message": message, "exit_code": exit_code, **more})
+    failure = {"at": at, "kind": kind, "message": message, "exit_code": exit_code, "mendable": kind == "FtError"}
+    return rank(k, failure={**failure, **more})
 
 
 def cause(*states: RankState, ends: tuple[ProcessEnd, ...] = ()) -> FirstFailure:

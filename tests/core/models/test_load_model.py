@@ -325,3 +325,33 @@ def test_what_the_hub_says_becomes_one_line(kind: type[Exception], words: str, h
     assert words in told.message
     assert hint in (told.hint or "")
     assert "\n" not in told.message
+
+
+def test_a_base_that_is_in_the_cache_is_kept_beside_its_adapter(converted: load.ModelSource, tmp_path: Path) -> None:
+    assert converted.cached
+    kept = load.keep_base(converted, tmp_path / "base")
+    assert (kept.name, kept.cached) == (str(tmp_path / "base"), False)
+    weights = kept.folder / "model.safetensors"
+    assert weights.samefile(converted.folder / "model.safetensors")  # no second copy on the same disk
+    assert load.keep_base(converted, tmp_path / "base") == kept
+    AutoModelForCausalLM.from_pretrained(kept.folder)
+
+
+def test_a_base_on_another_disk_is_copied(
+    converted: load.ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    kept = load.keep_base(converted, tmp_path / "base")
+    weights = "model.safetensors"
+    assert (kept.folder / weights).read_bytes() == (converted.folder / weights).read_bytes()
+    assert not (kept.folder / weights).samefile(converted.folder / weights)
+
+
+def test_sampling_values_without_sampling_do_not_keep_a_result_from_being_saved(folder: Path, tmp_path: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6, "top_p": 0.9}))
+    model = load_model(materialise(resolve_model(str(folder)), Model(), tmp_path), Model(), dtype=torch.float32)
+    model.generation_config.pad_token_id = 2  # what Trainer does with the tokenizer's
+    model.save_pretrained(tmp_path / "saved")

@@ -37,6 +37,22 @@ def test_trainer_still_prepares_model_and_optimizer_together():
     )
 
 
+def test_trainer_still_counts_gpus_in_a_place_that_build_overrides():
+    assert "self.args.n_gpu > 1" in inspect.getsource(transformers.Trainer._wrap_model), (
+        "Trainer no longer asks args.n_gpu whether to use nn.DataParallel: one process could spread over several GPUs"
+    )
+    arguments = transformers.TrainingArguments(output_dir="unused", use_cpu=True, report_to="none")
+    arguments._n_gpu = 7
+    assert arguments.n_gpu == 7, "TrainingArguments no longer keeps its count in _n_gpu: build.make_trainer sets it"
+
+
+def test_trainer_still_logs_a_step_before_it_evaluates_or_saves():
+    source = inspect.getsource(transformers.Trainer._maybe_log_save_evaluate)
+    assert source.index("self.log(") < source.index("self._evaluate("), (
+        "Trainer no longer logs a step first: checkpoints would be saved before the step was judged"
+    )
+
+
 def test_trainer_still_says_before_a_micro_batch_whether_it_is_the_last():
     source = inspect.getsource(transformers.Trainer._run_epoch)
     assert source.index("_set_sync_gradients(do_sync_step)") < source.index("self.training_step("), (

@@ -57,6 +57,27 @@ def test_the_summed_loss_and_its_gradients_are_those_of_the_full_logits(make):
         assert torch.allclose(parameter.grad, gradients[name].grad, atol=1e-5), name
 
 
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, lambda: tiny_llama().bfloat16()])
+def test_a_plain_head_is_recognised_by_its_loss(make):
+    model = make().train()
+    assert losses.agrees_with_logits(model)
+    assert model.training
+
+
+def test_a_head_that_does_more_than_its_last_layer_shows_is_found_out():
+    model = tiny_llama()
+    original = model.forward
+
+    def scaled(*args, **kwargs):
+        output = original(*args, **kwargs)
+        output.logits = output.logits * 1.5
+        return output
+
+    model.forward = scaled
+    assert losses.plain_head(model)
+    assert not losses.agrees_with_logits(model)
+
+
 def test_a_batch_of_fillers_gives_a_zero_loss_that_reaches_every_parameter():
     ids, labels = batch()
     model = tiny_llama()

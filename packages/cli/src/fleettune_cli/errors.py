@@ -14,6 +14,7 @@ from click.exceptions import Abort, Exit, NoArgsIsHelpError
 
 from fleettune_cli import terminal
 from fleettune_core.errors import ExitCode, FtError, nearest
+from fleettune_core.masking import mask_tokens
 
 
 def guard(run: Callable[[], Any]) -> int:
@@ -55,9 +56,10 @@ def show_fault(error: Exception) -> int:
     """Print a fault of ours with its traceback; returns the exit code."""
     import traceback
 
-    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    print(mask_tokens(told), end="", file=sys.stderr)
     head = terminal.styled("error:", sys.stderr, fg="red", bold=True)
-    terminal.say(f"{head} this is a fault of Fleettune, not yours: {type(error).__name__}: {error}")
+    terminal.say(f"{head} this is a fault of Fleettune, not yours: {type(error).__name__}: {mask_tokens(str(error))}")
     terminal.say("hint: report it with the lines above and the output of `ft --version`")
     return int(ExitCode.TRAINING)
 

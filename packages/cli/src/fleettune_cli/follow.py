@@ -20,7 +20,6 @@ from fleettune_cli.metrics_tail import MetricsTail
 from fleettune_cli.progress import Display, Progress
 from fleettune_cli.render_preview import CLOSE, OPEN, first_lines
 from fleettune_core.data.preview_main import from_dict
-from fleettune_core.plan.model import Plan
 from fleettune_core.run import Run
 from fleettune_core.types import JobState
 
@@ -89,10 +88,13 @@ class _Follower:
 
     def look(self, *, last: bool) -> None:
         now = time.monotonic()
-        if last or now - self._ranks_read_at >= RANKS_EVERY_SECONDS:
+        lines = list(self._tail.read())
+        # A rank knows how many steps there are when it logs its first one, and says so before.
+        unknown = bool(lines) and self._progress.snapshot.total_steps is None
+        if last or unknown or now - self._ranks_read_at >= RANKS_EVERY_SECONDS:
             self._ranks_read_at = now
             self._look_at_ranks()
-        for line in self._tail.read():
+        for line in lines:
             self._display.show(self._progress.add(line))
         self._display.show(self._progress.snapshot)
 
@@ -109,7 +111,9 @@ class _Follower:
         if prepared is not None and not self._data_told:
             self._data_told = True
             self._tell_data(prepared)
-            self._progress.total(total_steps(self._run.plan, prepared))
+        total = next((record["total_steps"] for record in records if record.get("total_steps")), None)
+        if total is not None:
+            self._progress.total(total)
 
     def _tell_data(self, prepared: Mapping[str, Any]) -> None:
         self._display.say(data_line(prepared))
@@ -133,17 +137,3 @@ def data_line(prepared: Mapping[str, Any]) -> str:
     if prepared["dropped"]:
         parts.append(f"{prepared['dropped']:,} rows left out: nothing to learn in them")
     return f"data: {prepared['format']} ({prepared['reason']}): {', '.join(parts)}"
-
-
-def total_steps(plan: Plan, prepared: Mapping[str, Any]) -> int | None:
-    """Optimizer steps of the whole run: as said, or passes over the rows that are left for training."""
-    train, split = plan.config.train, plan.config.data.eval_split
-    if train.max_steps is not None:
-        return train.max_steps
-    rows = int(prepared["kept"])
-    if 0 < split < 1:
-        rows -= max(1, round(split * rows))
-    else:
-        rows -= int(split)
-    steps_per_epoch = math.ceil(rows / plan.batch.global_batch)
-    return max(1, math.ceil((train.epochs or 1.0) * steps_per_epoch))

@@ -158,7 +158,7 @@ def _memory(plan: Plan) -> Row:
 
 def _data(plan: Plan) -> Row:
     if plan.data is None:
-        return Row(label="data", text=_near(plan.config.data.dataset), reason=plan.data_unknown or "")
+        return Row(label="data", text=_near(plan.config.data.dataset))
     seen = plan.data
     rows = "" if seen.rows is None else f", {seen.rows:,} rows{'' if seen.complete else ' seen so far'}"
     files = f" in {len(seen.files)} files" if len(seen.files) > 1 else ""

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
+from fleettune_core.masking import mask_tokens
+
 
 class ExitCode(IntEnum):
     """What a finished command tells its caller. The numbers are a contract: schedulers and scripts read them."""
@@ -32,7 +34,7 @@ class FtError(Exception):
     """Something that the user can mend: what was given, what is wrong with it, what to type.
 
     `problems` holds one line per mistake, so that all mistakes of a run file are told at once; `message` is then
-    their headline. `hint` says what to type. Nothing in either may hold a secret.
+    their headline. `hint` says what to type. Tokens, and the user part of URLs, are masked in all of them.
     """
 
     def __init__(
@@ -43,11 +45,11 @@ class FtError(Exception):
         exit_code: ExitCode = ExitCode.CONFIG,
         problems: Iterable[str] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = mask_tokens(message)
+        super().__init__(self.message)
+        self.hint = mask_tokens(hint) if hint is not None else None
         self.exit_code = ExitCode(exit_code)
-        self.problems = tuple(problems)
+        self.problems = tuple(mask_tokens(problem) for problem in problems)
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  {problem}" for problem in self.problems)]

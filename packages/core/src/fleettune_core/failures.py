@@ -63,6 +63,8 @@ class RankFailure:
     hint: str | None
     problems: tuple[str, ...]
     exit_code: int
+    mendable: bool
+    """Whether it was an `FtError`: told in its own words and with its own exit code."""
 
     @property
     def partner_gone(self) -> bool:
@@ -115,6 +117,7 @@ def read_rank(record: Mapping[str, Any]) -> RankState:
             hint=failure.get("hint"),
             problems=tuple(failure.get("problems") or ()),
             exit_code=int(failure["exit_code"]),
+            mendable=bool(failure["mendable"]),
         ),
         peak_memory_bytes=record.get("peak_memory_bytes"),
     )
@@ -178,7 +181,7 @@ def _killed(ends: Sequence[ProcessEnd], by_rank: Mapping[int, RankState]) -> Pro
 
 
 def _told(state: RankState, failure: RankFailure) -> FirstFailure:
-    mendable = failure.kind == "FtError"
+    mendable = failure.mendable
     hint = failure.hint
     if hint is None and ("OutOfMemory" in failure.kind or "out of memory" in failure.message.lower()):
         hint = "out of memory: lower --micro-batch or --max-length, or add --gradient-checkpointing or --lora"

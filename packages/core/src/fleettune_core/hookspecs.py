@@ -140,7 +140,8 @@ def save_state(context: TrainingContext, wrapped: WrappedModel, folder: Path) ->
 def load_state(context: TrainingContext, wrapped: WrappedModel, folder: Path) -> None:
     """Read what `save_state` wrote, under any world size and by any backend.
 
-    Called: on every rank, collectively, after `wrap_model` and before the first step.
+    On every rank, collectively, after `wrap_model` and before the first step. Not called in this version, which does
+    not resume yet.
     """
     raise AssertionError("a specification is never called")
 

@@ -6,6 +6,7 @@ assembled from these.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -38,6 +39,7 @@ class RankRecord:
             "started_at": now,
             "updated_at": now,
             "first_step_at": None,
+            "total_steps": None,
             "facts": None,
             "data": None,
             "peak_memory_bytes": None,
@@ -57,8 +59,9 @@ class RankRecord:
         """What the data turned out to be: counts, and the first example with its supervised part."""
         self._update(data=summary)
 
-    def first_step(self) -> None:
-        self._update(first_step_at=time.time())
+    def first_step(self, total_steps: int) -> None:
+        """The first of `total_steps` optimizer steps is done."""
+        self._update(first_step_at=time.time(), total_steps=total_steps)
 
     def finish(self, peak_memory_bytes: int) -> None:
         self._update(stage="done", peak_memory_bytes=peak_memory_bytes)
@@ -69,12 +72,15 @@ class RankRecord:
         failure = {
             "at": time.time(),
             "kind": type(error).__name__,
-            "message": mask_tokens(error.message if isinstance(error, FtError) else str(error)),
+            "mendable": isinstance(error, FtError),
+            "message": error.message if isinstance(error, FtError) else mask_tokens(str(error)),
             "problems": list(error.problems) if isinstance(error, FtError) else [],
             "hint": error.hint if isinstance(error, FtError) else None,
             "exit_code": int(code),
         }
-        self._update(stage="failed", failure=failure)
+        # A full disk must not keep a rank from ending: the others wait for it.
+        with contextlib.suppress(OSError):
+            self._update(stage="failed", failure=failure)
         return code
 
     def _update(self, **changes: Any) -> None:

@@ -9,6 +9,7 @@ nodes/       one record per machine, where each was started by hand
 metrics.jsonl
 checkpoints/step-000040/
 model/
+base/        the model that an adapter belongs to, where it was made from a GGUF file
 report.json  assembled from the above at the end
 """
 
@@ -72,6 +73,10 @@ class RunDir:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def base(self) -> Path:
+        return self.path / "base"
 
     def rank_log(self, host: str, rank: int) -> Path:
         return self.logs / f"{host}.rank{rank}.log"

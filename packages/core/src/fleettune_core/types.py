@@ -71,10 +71,6 @@ class Layout:
         return self.max_nodes * self.procs_per_node
 
     @property
-    def min_ranks(self) -> int:
-        return self.min_nodes * self.procs_per_node
-
-    @property
     def elastic(self) -> bool:
         return self.min_nodes != self.max_nodes
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.masking import mask_tokens
 from fleettune_core.plan.record import RunRecord, read_run_record
 from fleettune_core.plugins.relay import Relay
 from fleettune_core.rankrecord import RankRecord
@@ -63,9 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, FtError):
             print(f"error: {error}", file=sys.stderr)
         else:
-            traceback.print_exc()
+            print(mask_tokens(traceback.format_exc()), file=sys.stderr)
         if arguments.console:
-            print(f"error: rank {process.rank}: {error}", file=console)
+            print(f"error: rank {process.rank}: {mask_tokens(str(error))}", file=console)
         _leave_at_once(code)
     _leave_at_once(ExitCode.OK)
     return int(ExitCode.OK)

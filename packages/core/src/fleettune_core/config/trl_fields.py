@@ -82,6 +82,7 @@ _PRECISION = "use --precision auto|fp32|bf16|fp16"
 _EVERY_STEP = "metrics.jsonl in the run folder holds every step"
 _NO_TRACKER = f"reporting to a tracker is not in this version; {_EVERY_STEP}"
 _SAVING = "use --save-every N and --keep-checkpoints N"
+_EVALUATION = "evaluation is Fleettune's own: the mean loss over the supervised tokens of all evaluation rows"
 _NO_HUB = "pushing to the hub is not in this version; the run's model/ folder is an ordinary one to upload"
 _SAMPLER = "rows are ordered and dealt by Fleettune, the same on every layout"
 _NO_PACKING = "packing is not in this version; rows of like length share a micro-batch instead"
@@ -112,11 +113,20 @@ OWNED: Mapping[str, str] = MappingProxyType(
         "save_total_limit": _SAVING,
         "save_only_model": _SAVING,
         "save_on_each_node": _SAVING,
-        "enable_jit_checkpoint": "a signal saves a checkpoint by itself",
+        "enable_jit_checkpoint": "saving when a signal comes is not in this version; use --save-every N",
         "load_best_model_at_end": "choosing the best checkpoint is not in this version; see --keep-checkpoints",
         "resume_from_checkpoint": "resuming is a matter of the run folder, not of the training arguments",
         "restore_callback_states_from_checkpoint": "resuming is a matter of the run folder",
         "ignore_data_skip": "a run that is resumed goes on at its own row",
+        "per_device_eval_batch_size": "evaluation uses the micro-batch; see --micro-batch",
+        "eval_accumulation_steps": _EVALUATION,
+        "prediction_loss_only": _EVALUATION,
+        "batch_eval_metrics": _EVALUATION,
+        "include_for_metrics": _EVALUATION,
+        "eval_do_concat_batches": _EVALUATION,
+        "metric_for_best_model": "choosing the best checkpoint is not in this version; see --keep-checkpoints",
+        "greater_is_better": "choosing the best checkpoint is not in this version; see --keep-checkpoints",
+        "gradient_checkpointing_kwargs": "use --gradient-checkpointing, which takes no further options in this version",
         "eval_strategy": "use --eval-steps N, with --eval-split or --eval-dataset",
         "logging_steps": _EVERY_STEP,
         "logging_strategy": _EVERY_STEP,

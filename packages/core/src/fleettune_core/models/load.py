@@ -2,13 +2,14 @@
 
 Every model becomes a folder first (`materialise`): a hub model is fetched into the hub's cache, a GGUF file is
 dequantised into ours. That happens before the process group exists, since it may take long; afterwards all ranks read
-the same files and nothing touches the network.
+the same files, without the network.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class ModelSource:
     folder: Path
     name: str
     """What a result names as its base: the hub id, or the folder."""
+    cached: bool = False
+    """Whether the folder is in Fleettune's cache, which may be emptied any day."""
 
 
 def materialise(ref: ModelRef, model: Model, cache_dir: Path) -> ModelSource:
@@ -49,7 +52,7 @@ def materialise(ref: ModelRef, model: Model, cache_dir: Path) -> ModelSource:
     """
     if ref.gguf_path is not None:
         folder = _dequantised(ref.gguf_path, cache_dir)
-        return ModelSource(folder=folder, name=str(folder))
+        return ModelSource(folder=folder, name=str(folder), cached=True)
     if ref.path is not None:
         return ModelSource(folder=ref.path, name=str(ref.path))
     return ModelSource(folder=_fetch(ref.spec, model.revision), name=ref.spec)
@@ -93,7 +96,41 @@ def load_model(source: ModelSource, model: Model, *, dtype: torch.dtype) -> Any:
     # PEFT writes it into the adapter as its base: a hub id loads anywhere, a path of this machine's cache does not.
     loaded.name_or_path = source.name
     loaded.config.name_or_path = source.name
+    _mend_generation_config(loaded)
     return loaded
+
+
+def keep_base(source: ModelSource, place: Path) -> ModelSource:
+    """`source` as a folder at `place` (of the run): hard links where the disk allows, else copies.
+
+    For an adapter whose base is in the cache only: it would not load any more once the cache is emptied.
+    """
+
+    def link(origin: str, target: str) -> str:
+        try:
+            os.link(origin, target)
+        except OSError:
+            shutil.copy2(origin, target)
+        return target
+
+    if not place.is_dir():
+        unfinished = place.with_name(f".{place.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(source.folder, unfinished, copy_function=link)
+        unfinished.rename(place)
+    return ModelSource(folder=place, name=str(place))
+
+
+def _mend_generation_config(model: Any) -> None:
+    """Models are published with sampling values beside `do_sample: false`; transformers warns when it loads them, and
+    refuses to save them, which would be after the training."""
+    config = model.generation_config
+    if config is None:
+        return
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        config.do_sample = True
 
 
 # GGUF

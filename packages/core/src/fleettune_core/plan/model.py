@@ -79,7 +79,6 @@ class Plan:
     memory_unknown: str | None = None
     """Why there is no estimate, when there is none."""
     data: DataSummary | None = None
-    data_unknown: str | None = None
     notes: tuple[str, ...] = ()
     """One line each, for the reader: `sbatch found; add --launcher slurm to submit`."""
     warnings: tuple[str, ...] = ()

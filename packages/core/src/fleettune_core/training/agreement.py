@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +16,8 @@ import torch.distributed as dist
 from fleettune_core.data.sharding import check_coverage
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.types import ShardedData, WrapFacts
+
+_SHARED_DISK_SECONDS = 10.0
 
 
 def gather(value: Any) -> list[Any]:
@@ -26,20 +32,22 @@ def gather(value: Any) -> list[Any]:
 def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str) -> list[WrapFacts]:
     """Compare what was asked with what is there, on every rank (collective). Returns the facts of each rank.
 
-    The class name is read off the model itself; a backend's own word is compared with it, not trusted.
+    What is there is read off the model itself as far as it shows (`observe`); a backend's own word is compared with
+    it, not trusted.
     """
-    found = WrapFacts(wrapper=type(model).__name__, world_size=said.world_size, sharding=said.sharding)
     problems: list[str] = []
     ranks: list[WrapFacts] = []
-    for rank, (facts, word) in enumerate(gather((found, said))):
+    for rank, (facts, word) in enumerate(gather((observe(model, said), said))):
         ranks.append(facts)
-        if word.wrapper != facts.wrapper:
-            problems.append(f"rank {rank}: the backend says {word.wrapper}, the model is a {facts.wrapper}")
+        for name, got in asdict(facts).items():
+            if getattr(word, name) != got:
+                problems.append(f"rank {rank}: the backend says {name} {getattr(word, name)}, and it is {got}")
         for name, wanted in asdict(expected).items():
             got = getattr(facts, name)
             # An empty wrapper in the expectation means: the plain model, whatever its class.
-            if wanted not in ("", got):
-                problems.append(f"rank {rank}: {name} is {got}, not {wanted}")
+            plain = name == "wrapper" and wanted == "" and facts.world_size == 1
+            if not plain and got != wanted:
+                problems.append(f"rank {rank}: {name} is {got}, not {wanted or 'the plain model'}")
     if problems:
         raise FtError(
             f"backend {backend}: what was asked is not what ran",
@@ -48,6 +56,49 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
             exit_code=ExitCode.PLUGIN,
         )
     return ranks
+
+
+def observe(model: Any, said: WrapFacts) -> WrapFacts:
+    """The facts of a wrapped model as it shows them: its class, the ranks of its process group, what it divides.
+
+    A DeepSpeed engine tells its stage; parameters that are DTensors are sharded; DistributedDataParallel divides
+    nothing. Where a wrapper of another kind shows nothing, the backend's word stands.
+    """
+    sharding, ranks = said.sharding, said.world_size
+    stage = getattr(model, "zero_optimization_stage", None)
+    if callable(stage):
+        sharding = f"zero-{stage()}" if stage() else "none"
+        ranks = int(model.dp_world_size)
+    elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        sharding, ranks = "none", dist.get_world_size(model.process_group)
+    elif any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        sharding = "fsdp"
+    elif not dist.is_initialized():
+        sharding, ranks = "none", 1
+    return WrapFacts(wrapper=type(model).__name__, world_size=ranks, sharding=sharding)
+
+
+def check_shared_folder(folder: Path) -> None:
+    """Every machine must see the run folder of rank 0, or a checkpoint would be written in pieces (collective).
+
+    Raises FtError (exit code 5) naming the machines that do not. A file may take a moment to show on a network disk.
+    """
+    name = gather(f".shared-{uuid.uuid4().hex}")[0]
+    if dist.get_rank() == 0:
+        (folder / name).touch()
+    dist.barrier()
+    deadline = time.monotonic() + _SHARED_DISK_SECONDS
+    while not (seen := (folder / name).exists()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    blind = sorted({host for host, sees in gather((socket.gethostname(), seen)) if not sees})
+    if dist.get_rank() == 0:
+        (folder / name).unlink()
+    if blind:
+        raise FtError(
+            f"checkpoints need one run folder that all machines see: rank 0's {folder} is not on {', '.join(blind)}",
+            hint="give every machine the same --run-dir on a shared disk, or leave --save-every out",
+            exit_code=ExitCode.CONFIG,
+        )
 
 
 def check_shards(data: ShardedData, first_batches: Sequence[Sequence[int]], epoch: int = 0) -> None:
@@ -60,14 +111,15 @@ def check_shards(data: ShardedData, first_batches: Sequence[Sequence[int]], epoc
     check_coverage(data, epoch=epoch, step=0, rows_by_rank=shares)
 
 
-def check_replicas(model: torch.nn.Module, backend: str, when: str) -> None:
-    """Every rank must hold the same trainable weights (collective). Only for backends that do not shard them.
+def check_replicas(model: torch.nn.Module, backend: str, when: str) -> str:
+    """Every rank must hold the same trainable weights (collective); returns their checksum.
 
-    Finds gradients that were not reduced: after the first step the ranks would have drifted apart.
+    Only for backends that do not shard the weights. Finds gradients that were not reduced: after the first step that
+    changes anything, the ranks would have drifted apart.
     """
     sums = gather(checksum(model))
     if all(value == sums[0] for value in sums):
-        return
+        return sums[0]
     raise FtError(
         f"backend {backend}: the ranks' weights differ {when}",
         problems=[f"rank {rank}: checksum {value}" for rank, value in enumerate(sums)],

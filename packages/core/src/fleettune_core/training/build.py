@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerCallback
 
 from fleettune_core.config.schema import Model, RunConfig
-from fleettune_core.errors import FtError
-from fleettune_core.types import BatchPlan, DeviceKind, TrainingRun
+from fleettune_core.config.source import Source
+from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.plugins.relay import Relay
+from fleettune_core.types import DeviceKind, TrainingRun
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -33,11 +34,55 @@ def needs_autocast(run: TrainingRun) -> bool:
     return run.precision != "fp32" and training_dtype(run) is torch.float32
 
 
-def training_arguments(run: TrainingRun, configured: Mapping[str, Any], *, has_eval: bool) -> dict[str, Any]:
-    """Every argument for TRL's config class. `configured`: what the backend's `configure_training` asked for.
+SETTING_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "num_train_epochs": "epochs",
+        "activation_checkpointing": "gradient_checkpointing",
+        "bf16": "precision",
+        "fp16": "precision",
+        **{
+            name: name
+            for name in (
+                *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
+                *("optim", "seed", "eval_steps"),
+            )
+        },
+    }
+)
+"""Arguments of TRL that follow from a setting of our own under `train:`, and which."""
 
-    Raises FtError when the backend needs a value that the user set to another one.
+
+_SAID = ("flag", "file", "environment")
+
+
+def configured_by(relay: Relay, run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """What the backend and the extensions ask for before the model exists, by TRL's name.
+
+    Raises FtError, naming both sides, when a plugin needs a value that the user set to another one, or two plugins
+    ask for different values.
     """
+    configured: dict[str, Any] = {}
+    decided = training_arguments(run, {}, has_eval=True)
+    for asked in relay.call("configure_training", run=run):
+        for name, value in asked.items():
+            if configured.setdefault(name, value) != value:
+                raise FtError(
+                    f"two plugins want train.{name} to be {configured[name]!r} and {value!r}",
+                    hint="leave one of the extensions out; `ft plugins list` shows them",
+                    exit_code=ExitCode.PLUGIN,
+                )
+            source = sources.get(f"train.{SETTING_OF.get(name, name)}")
+            if source is not None and source.kind in _SAID and decided.get(name) != value:
+                raise FtError(
+                    f"{source.where}: train.{SETTING_OF.get(name, name)} makes {name} {decided.get(name)!r}, and the "
+                    f"backend needs {value!r}",
+                    hint=f"leave train.{SETTING_OF.get(name, name)} out, or choose another backend",
+                )
+    return configured
+
+
+def training_arguments(run: TrainingRun, configured: Mapping[str, Any], *, has_eval: bool) -> dict[str, Any]:
+    """Every argument for TRL's config class. `configured`: what `configured_by` gave, which wins."""
     config: RunConfig = run.config
     train, batch = config.train, run.batch
     autocast = needs_autocast(run)
@@ -76,19 +121,14 @@ def training_arguments(run: TrainingRun, configured: Mapping[str, Any], *, has_e
         "remove_unused_columns": False,
         "average_tokens_across_devices": True,
     }
-    arguments.update(config.train.extra)
-    for name, value in configured.items():
-        if name in config.train.extra and config.train.extra[name] != value:
-            raise FtError(
-                f"train.{name} is {config.train.extra[name]!r}, and the backend needs {value!r}",
-                hint=f"leave train.{name} out",
-            )
-        arguments[name] = value
-    return arguments
+    return {**arguments, **config.train.extra, **configured}
 
 
 def lora_config(model: Model) -> LoraConfig:
-    """PEFT's config for the adapter; all linear layers but the LM head unless modules were named."""
+    """PEFT's config for the adapter; all linear layers but the LM head unless modules were named.
+
+    It names the base's revision too: the adapter belongs to those weights, not to what the hub holds later.
+    """
     from peft import LoraConfig
 
     target = model.lora_target or "all-linear"
@@ -99,6 +139,7 @@ def lora_config(model: Model) -> LoraConfig:
         lora_dropout=model.lora_dropout,
         target_modules=target if target == "all-linear" else [name.strip() for name in target.split(",")],
         task_type="CAUSAL_LM",
+        revision=model.revision,
     )
 
 
@@ -111,7 +152,6 @@ def make_trainer(
     tokenizer: Any,
     train_dataset: Any,
     eval_dataset: Any | None,
-    callbacks: list[TrainerCallback],
 ) -> Any:
     """TRL's trainer for the run's method, hooked."""
     from transformers import PrinterCallback
@@ -124,6 +164,9 @@ def make_trainer(
         args = SFTConfig(**arguments)
     except (TypeError, ValueError) as error:
         raise FtError(f"TRL refuses the training arguments: {error}", hint="see the values under train:") from error
+    # One process drives one device. Trainer counts the others that it can see, and would spread each micro-batch over
+    # them with nn.DataParallel, past every hook.
+    args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - there is no public name for it
     trainer = hooked(SFTTrainer, binding)(
         model=model,
         args=args,
@@ -131,7 +174,6 @@ def make_trainer(
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         peft_config=lora_config(run.config.model) if run.config.model.lora else None,
-        callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.use_summed_loss()
@@ -144,23 +186,20 @@ def check_targets(model: Any, lora_target: str | None) -> None:
         return
     from fleettune_core.errors import did_you_mean
 
-    leaves = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    leaves |= {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if type(part).__name__ == "Conv1D"}
+    kinds = ("Linear", "Conv1D", "Embedding")
+    places = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) or type(part).__name__ in kinds
+    ]
+    leaves = {name.rsplit(".", 1)[-1] for name in places}
+    # A target is the end of a module's full name, as PEFT reads it: q_proj, or layers.0.self_attn.q_proj.
     problems = [
-        f"{name} is no linear layer of this model{did_you_mean(name, leaves)}"
+        f"{name} is no layer of this model that takes an adapter{did_you_mean(name, leaves)}"
         for name in (part.strip() for part in lora_target.split(","))
-        if name not in leaves
+        if not any(f".{place}".endswith(f".{name}") for place in places)
     ]
     if problems:
         raise FtError(
             "--lora-target names unknown modules", problems=problems, hint=f"there are {', '.join(sorted(leaves))}"
         )
-
-
-def steps_in_total(run: TrainingRun, num_rows: int) -> int:
-    """Optimizer steps of the whole run."""
-    train = run.config.train
-    if train.max_steps is not None:
-        return int(train.max_steps)
-    batch: BatchPlan = run.batch
-    return math.ceil((train.epochs or 1.0) * math.ceil(num_rows / batch.global_batch))

@@ -2,7 +2,7 @@
 
 step-000040/
   manifest.json    every other file with its size and SHA-256; a folder without it is no checkpoint
-  position.json    step, epoch, rows consumed, learning-rate schedule
+  position.json    step, epoch, global batch, steps per epoch, seed, learning-rate schedule
   model/           an ordinary model (or adapter) folder
   optimizer/       by parameter name, torch.distributed.checkpoint
   rng/             one file per rank
@@ -14,11 +14,13 @@ import hashlib
 import json
 import os
 import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.plugins.relay import Relay
@@ -46,15 +48,17 @@ class CheckpointWriter:
         place = self._run_dir.checkpoint(step)
         partial = place.with_name(f".{place.name}.partial")
 
-        def write() -> None:
-            self._write_model(partial / "model", wrapped, model, tokenizer)
+        def save_state() -> None:
             self._relay.call("save_state", context=self._context, wrapped=wrapped, folder=partial / "optimizer")
-            torch.save(_rng_state(), partial / "rng" / f"rank{self._rank}.pt")
-            if self._rank == 0:
-                write_atomically(partial / "position.json", json.dumps(position, indent=2) + "\n")
+
+        def save_position() -> None:
+            write_atomically(partial / "position.json", json.dumps(position, indent=2) + "\n")
 
         self._on_rank_0(lambda: _fresh(partial, ("model", "optimizer", "rng")), place)
-        self._together(write, place)
+        self._write_model(partial / "model", wrapped, model, tokenizer, place)
+        self._together(save_state, place, collective=True)
+        self._together(lambda: torch.save(_rng_state(), partial / "rng" / f"rank{self._rank}.pt"), place)
+        self._on_rank_0(save_position, place)
         self._on_rank_0(lambda: _complete(partial, place), place)
         self._on_rank_0(lambda: rotate(self._run_dir, self._keep), place)
         return place
@@ -64,31 +68,42 @@ class CheckpointWriter:
         place = self._run_dir.model
         partial = place.with_name(f".{place.name}.partial")
         self._on_rank_0(lambda: _fresh(partial, ()), place)
-        self._together(lambda: self._write_model(partial, wrapped, model, tokenizer), place)
+        self._write_model(partial, wrapped, model, tokenizer, place)
         self._on_rank_0(lambda: _settle(partial, place), place)
         return place
 
-    def _write_model(self, folder: Path, wrapped: WrappedModel, model: Any, tokenizer: Any) -> None:
+    def _write_model(self, folder: Path, wrapped: WrappedModel, model: Any, tokenizer: Any, place: Path) -> None:
         weights = None
         if self._relay.has("iterate_weights"):
             named = self._relay.call("iterate_weights", context=self._context, wrapped=wrapped)
             if named is not None:
                 # Every rank walks through the iterator, because getting a full tensor is collective.
                 weights = {name: tensor for name, tensor in named if self._rank == 0}
-        if self._rank == 0:
+
+        def save() -> None:
             model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
+
+        self._on_rank_0(save, place)
 
     def _on_rank_0(self, act: Callable[[], None], place: Path) -> None:
         self._together(act if self._rank == 0 else lambda: None, place)
 
-    def _together(self, act: Callable[[], None], place: Path) -> None:
-        """Do something on every rank; if it fails on one, all learn of it and none waits for ever."""
+    def _together(self, act: Callable[[], None], place: Path, *, collective: bool = False) -> None:
+        """Do something on every rank; if it fails on one, all learn of it and none waits for ever.
+
+        `collective`: the ranks communicate inside `act`. Then only torch.distributed.checkpoint's own exception is
+        held back, which reaches every rank; after any other one this rank must go, because its partners wait in there.
+        """
+        told = CheckpointException if collective else (Exception, CheckpointException)
         failure: str | None = None
         try:
             act()
-        except OSError as error:
-            failure = error.strerror or str(error)
+        # Each library has its own way to say that a disk is full: OSError, SafetensorError, RuntimeError of torch.save,
+        # and CheckpointException, which is no Exception.
+        except told as error:
+            traceback.print_exc()
+            failure = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
         failures = [f"rank {rank}: {words}" for rank, words in enumerate(gather(failure)) if words]
         if failures:
             raise FtError(
@@ -152,7 +167,15 @@ def _complete(partial: Path, place: Path) -> None:
 def _settle(partial: Path, place: Path) -> None:
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
-    partial.rename(place)
+    # A group that was started again reaches the same step once more.
+    if place.exists():
+        old = place.with_name(f".{place.name}.deleted")
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+        partial.rename(place)
+        shutil.rmtree(old)
+    else:
+        partial.rename(place)
     _sync(place.parent)
 
 

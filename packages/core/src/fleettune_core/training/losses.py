@@ -37,6 +37,29 @@ def plain_head(model: torch.nn.Module) -> bool:
     return not scaled and not routed and isinstance(head, torch.nn.Linear) and hasattr(model, "base_model")
 
 
+def agrees_with_logits(model: Any) -> bool:
+    """Whether the loss from the hidden states is the loss from the model's own logits, tried on one short row.
+
+    A head may do more than its last layer shows (a transform before it, a scale by another name): then the two differ.
+    Run once, before anything is wrapped.
+    """
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    ids = (torch.arange(16, device=model.device) * 7919 % vocabulary)[None]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits
+            expected = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="sum")
+            head = model.get_output_embeddings()
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            ours = supervised_nll(hidden, ids, head.weight, head.bias)
+    finally:
+        model.train(training)
+    relative = 1e-3 if model.dtype == torch.float32 else 3e-2
+    return bool((ours - expected).abs() <= relative * expected.abs())
+
+
 def add_summed_loss(model: Any) -> None:
     """Let `model(..., labels=labels, summed_loss=True)` return the summed loss (a scalar tensor) instead of logits.
 

@@ -24,7 +24,8 @@ class MetricsWriter:
     """Appends to `metrics.jsonl`. A line is written whole and flushed, so a reader may follow it."""
 
     def __init__(self, run_dir: RunDir, device: torch.device) -> None:
-        self._file: TextIO = run_dir.metrics_jsonl.open("a", encoding="utf-8")
+        # Anew: a group that was started again begins at its first step; those of its earlier life would count twice.
+        self._file: TextIO = run_dir.metrics_jsonl.open("w", encoding="utf-8")
         self._device = device
         self._clock = time.perf_counter()
 

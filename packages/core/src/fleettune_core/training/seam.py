@@ -149,7 +149,7 @@ class HookedTrainer:
         """Compute the loss at supervised positions only, where the model's head allows it; tells whether it does."""
         causal_lm = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         plain = getattr(self.args, "loss_type", "nll") == "nll" and not self.args.label_smoothing_factor
-        if plain and losses.plain_head(causal_lm):
+        if plain and losses.plain_head(causal_lm) and losses.agrees_with_logits(causal_lm):
             losses.add_summed_loss(causal_lm)
             self._summed_loss = True
         # The divisor is the global batch's count of supervised tokens, always: not a mean per micro-batch.
@@ -171,7 +171,8 @@ class HookedTrainer:
             )
         summed = model(**inputs, summed_loss=True)
         # Gradients are averaged over ranks, the loss is a sum over them: hence the factor.
-        return summed * (self.accelerator.num_processes / max(int(num_items_in_batch), 1))
+        # The count stays on its device: reading it here would make a GPU wait in every micro-batch.
+        return summed * (self.accelerator.num_processes / num_items_in_batch.clamp(min=1))
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """The micro-batches of one optimizer step, and the supervised tokens of the global batch."""

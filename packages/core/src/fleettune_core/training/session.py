@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -51,7 +52,10 @@ class Session:
         self._record = record
         self._metrics = metrics
         self._say = say
+        self.after_step: Callable[[Any], None] | None = None
+        """Called on every rank after each optimizer step, with the trainer's state."""
         self._steps_seen = 0
+        self._initial_checksum: str | None = None  # of replicated weights, until a step has changed them
         self._expected: WrapFacts = relay.call("expect_wrapped", run=context.run)
         self.sampler: BatchSampler = self._sampler()
 
@@ -62,7 +66,8 @@ class Session:
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> WrappedModel:
         self._record.stage("wrapping")
         if self._expected.sharding == "none":
-            agreement.check_replicas(model, self._backend, "before training; every rank must build the same model")
+            when = "before training; every rank must build the same model"
+            self._initial_checksum = agreement.check_replicas(model, self._backend, when)
         wrapped: WrappedModel = self._relay.call("wrap_model", context=self.context, model=model, optimizer=optimizer)
         agreement.check_wrapped(self._expected, wrapped.model, wrapped.facts, self._backend)
         trainable = sum(item.numel() for item in model.parameters() if item.requires_grad)
@@ -75,11 +80,16 @@ class Session:
         return wrapped
 
     def gate(self, model: Any, sync: bool) -> ReduceGate:
-        return self._relay.hook.reduce_grads(context=self.context, model=model, sync=sync)
+        assert self.wrapped is not None, "Trainer did not hand model and optimizer to wrap_model together"
+        return self._relay.call("reduce_grads", context=self.context, model=model, sync=sync)
 
     def on_log(self, logs: dict[str, float], state: Any) -> None:
         if "loss" in logs:
-            self._after_step(logs, state)
+            self._judge_and_record(logs, state)
+            # Only now: what is saved was judged, and its time is not counted as the step's.
+            if self.after_step is not None:
+                self.after_step(state)
+                self.restart_clock()
         elif self._metrics is not None and any(name.startswith("eval_") for name in logs):
             self._metrics.evaluation(step=state.global_step, epoch=state.epoch or 0.0, logs=logs)
             self._say(f"step {state.global_step}: eval_loss {logs['eval_loss']:.4f}")
@@ -109,19 +119,20 @@ class Session:
         if self._relay.has("shard_data"):
             given = self._relay.call("shard_data", context=self.context, dataset=self._data, shard=shard)
         sampler: BatchSampler = given if given is not None else GlobalBatchSampler(self._data, shard)
-        batches = iter(sampler)
-        first = [next(batches) for _ in range(self._data.batch.accumulation)]
-        agreement.check_shards(self._data, first)
+        # A sampler that gives too few is found by what is missing then.
+        agreement.check_shards(self._data, list(itertools.islice(sampler, self._data.batch.accumulation)))
         return sampler
 
-    def _after_step(self, logs: dict[str, float], state: Any) -> None:
+    def _judge_and_record(self, logs: dict[str, float], state: Any) -> None:
         self._steps_seen += 1
         if self._steps_seen == 1:
-            self._record.first_step()
-            wrapped = self.wrapped
-            assert wrapped is not None
-            if wrapped.facts.sharding == "none":
-                agreement.check_replicas(wrapped.model, self._backend, "after the first optimizer step")
+            self._record.first_step(state.max_steps)
+        if self._initial_checksum is not None:
+            assert self.wrapped is not None
+            when = f"after optimizer step {state.global_step}"
+            # A warm-up begins with a learning rate of 0: such a step shows nothing, and the next one is looked at.
+            if agreement.check_replicas(self.wrapped.model, self._backend, when) != self._initial_checksum:
+                self._initial_checksum = None
         if self._metrics is None:
             return
         epoch, index = divmod(state.global_step - 1, self.steps_per_epoch)

@@ -15,13 +15,13 @@ from fleettune_core.cache import cache_folder
 from fleettune_core.data.prepare import PreparedData, lengths_of, prepare
 from fleettune_core.data.preview import preview
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.models.load import load_model, load_tokenizer, materialise
+from fleettune_core.models.load import ModelSource, keep_base, load_model, load_tokenizer, materialise
 from fleettune_core.models.resolve import resolve_model
 from fleettune_core.plan.record import RunRecord
 from fleettune_core.plugins.relay import Relay
 from fleettune_core.rankrecord import RankRecord
 from fleettune_core.rundir import RunDir
-from fleettune_core.training import build
+from fleettune_core.training import agreement, build
 from fleettune_core.training.checkpoints import CheckpointWriter
 from fleettune_core.training.metrics import MetricsWriter, peak_memory_bytes
 from fleettune_core.training.session import Session
@@ -55,6 +55,8 @@ def train_run(
 
     record.stage("loading")
     device = _join_process_group(plan, process)
+    if config.checkpoint.save_every is not None and process.num_nodes > 1:
+        agreement.check_shared_folder(run_dir.path)
     run = TrainingRun(
         config=config,
         options=relay.options_of(plan.backend.name, config.backend_options),
@@ -64,14 +66,12 @@ def train_run(
         device_kind=plan.device_kind,
         run_dir=run_dir.path,
     )
-    configured: dict[str, Any] = {}
-    for asked in relay.call("configure_training", run=run):
-        configured.update(asked)
+    configured = build.configured_by(relay, run, plan.sources)
     transformers.set_seed(config.train.seed)
     model = load_model(source, config.model, dtype=build.training_dtype(run))
     build.check_targets(model, config.model.lora_target if config.model.lora else None)
 
-    _train(run, run_dir, plan, device, relay, record, say, data, model, tokenizer, configured)
+    _train(run, run_dir, plan, device, relay, record, say, data, source, model, tokenizer, configured)
 
 
 def _train(
@@ -83,6 +83,7 @@ def _train(
     record: RankRecord,
     say: Callable[[str], None],
     data: PreparedData,
+    source: ModelSource,
     model: Any,
     tokenizer: Any,
     configured: dict[str, Any],
@@ -114,10 +115,14 @@ def _train(
         tokenizer=tokenizer,
         train_dataset=data.train.select_columns(columns),
         eval_dataset=data.eval.select_columns(columns) if data.eval is not None else None,
-        callbacks=[],
     )
+    if source.cached and config.model.lora and process.rank == 0:
+        base = keep_base(source, run_dir.base)
+        for adapter in trainer.model.peft_config.values():
+            adapter.base_model_name_or_path = base.name
     if config.checkpoint.save_every is not None:
-        trainer.add_callback(_SaveEvery(config.checkpoint.save_every, writer, session, trainer, tokenizer))
+        every = config.checkpoint.save_every
+        session.after_step = _saver(every, writer=writer, session=session, trainer=trainer, tokenizer=tokenizer)
     result = trainer.train()
     if data.eval is not None and (config.train.eval_steps is None or result.global_step % config.train.eval_steps):
         trainer.evaluate()
@@ -131,37 +136,32 @@ def _train(
     record.finish(peak_memory_bytes(device))
 
 
-class _SaveEvery(transformers.TrainerCallback):
-    """Saves a checkpoint every N optimizer steps, at the step boundary."""
+def _saver(
+    every: int, *, writer: CheckpointWriter, session: Session, trainer: Any, tokenizer: Any
+) -> Callable[[Any], None]:
+    """What saves a checkpoint after every `every`-th optimizer step."""
 
-    def __init__(self, every: int, writer: CheckpointWriter, session: Session, trainer: Any, tokenizer: Any) -> None:
-        self._every = every
-        self._writer = writer
-        self._session = session
-        self._trainer = trainer
-        self._tokenizer = tokenizer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self._every:
+    def save(state: Any) -> None:
+        if state.global_step % every:
             return
-        wrapped = self._session.wrapped
-        assert wrapped is not None
-        batch = self._session.context.run.batch
-        self._writer.save_checkpoint(
+        assert session.wrapped is not None
+        run = session.context.run
+        writer.save_checkpoint(
             step=state.global_step,
-            wrapped=wrapped,
-            model=self._trainer.model,
-            tokenizer=self._tokenizer,
+            wrapped=session.wrapped,
+            model=trainer.model,
+            tokenizer=tokenizer,
             position={
                 "step": state.global_step,
                 "epoch": state.epoch,
-                "global_batch": batch.global_batch,
-                "steps_per_epoch": self._session.steps_per_epoch,
-                "seed": args.seed,
-                "scheduler": self._trainer.lr_scheduler.state_dict(),
+                "global_batch": run.batch.global_batch,
+                "steps_per_epoch": session.steps_per_epoch,
+                "seed": run.config.train.seed,
+                "scheduler": trainer.lr_scheduler.state_dict(),
             },
         )
-        self._session.restart_clock()
+
+    return save
 
 
 def _join_process_group(plan: RunRecord, process: ProcessInfo) -> torch.device:
