@@ -133,6 +133,7 @@ def run_folder(tmp_path: Path) -> Path:
     lines = [{"step": 1, "loss": 2.25, "step_seconds": 2.0}, {"step": 2, "loss": 1.5, "step_seconds": 2.0}]
     run_dir.metrics_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_dir.write_json(run_dir.rank_record(0), {"rank": 0, "stage": "training", "data": PREPARED})
+    run_dir.model.mkdir()
     return folder
 
 
@@ -151,7 +152,7 @@ def play(
         def start(plan: Plan, *, env: object = None) -> PlayedRun:
             return played.run
 
-        def become_worker(plan: Plan) -> None:
+        def become_worker(plan: Plan, *, as_json: bool) -> None:
             played.worker = plan
             raise SystemExit(0)
 
@@ -210,6 +211,16 @@ def test_quiet_says_nothing_but_the_result(play: Callable[..., Any], run_folder:
     result = ft("--quiet")
     assert result.stdout == f"{run_folder / 'model'}\n"
     assert result.stderr == ""
+
+
+def test_a_machine_without_the_model_does_not_say_that_it_is_there(play: Callable[..., Any], run_folder: Path) -> None:
+    play()
+    (run_folder / "model").rmdir()
+    result = ft()
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "in the run folder of machine 0" in result.stderr
+    assert json.loads(ft("--json").stdout)["model"] is None
 
 
 def test_json_gives_the_report_on_stdout(play: Callable[..., Any], run_folder: Path) -> None:

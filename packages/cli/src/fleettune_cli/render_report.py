@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fleettune_cli import terminal
 from fleettune_cli.units import format_bytes, format_rate, format_seconds
-from fleettune_core.report import Report
+from fleettune_core.report import Report, model_of
 from fleettune_core.rundir import RunDir
 
 LABEL_COLUMNS = 15
@@ -49,8 +49,10 @@ def summary_lines(report: Report, run_dir: RunDir, width: int, *, lora: bool) ->
     if totals.peak_memory_bytes is not None:
         rows.append(("memory", f"{format_bytes(totals.peak_memory_bytes)} at the peak of the rank that used most"))
     rows += [("ranks" if not index else "", text) for index, text in enumerate(_world(report))]
-    if report.status == "done":
-        rows.append(("what next", next_line(run_dir.model, lora=lora)))
+    if (model := model_of(report, run_dir)) is not None:
+        rows.append(("what next", next_line(model, lora=lora)))
+    elif report.status == "done":
+        rows.append(("model", "in the run folder of machine 0, which this machine does not share"))
     for label, text in rows:
         # What can be copied stays in one piece.
         if label in ("folder", "what next"):
@@ -84,12 +86,6 @@ def next_line(model: Path, *, lora: bool) -> str:
     if lora:
         return f"from peft import AutoPeftModelForCausalLM as M; model = M.from_pretrained({folder!r})"
     return f"from transformers import AutoModelForCausalLM as M; model = M.from_pretrained({folder!r})"
-
-
-def report_json(report: Report, run_dir: RunDir) -> dict[str, Any]:
-    """The report as `report.json` has it, and where the run and its model are."""
-    model = str(run_dir.model) if report.status == "done" else None
-    return {**report.to_dict(), "run_dir": str(run_dir.path), "model": model}
 
 
 def _world(report: Report) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from fleettune_core.types import JobState, JobStatus, Layout
 
 _LAST_LINES = 20
 _TAIL_BYTES = 64_000
+_OTHERS_FINISH_SECONDS = 60.0
+_OTHERS_FAIL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,40 @@ def assemble(
         log=log,
         launcher=job,
     )
+
+
+def assemble_by_rank_0(run_dir: RunDir, *, run_id: str, ranks: int, code: ExitCode) -> Report:
+    """The report of ranks that something else started, so that no control process follows them: told by rank 0 at its
+    own end, with which exit `code` that is.
+
+    The others are given a moment to end too; one that has said nothing by then counts as failed.
+    """
+    deadline = time.monotonic() + (_OTHERS_FINISH_SECONDS if code is ExitCode.OK else _OTHERS_FAIL_SECONDS)
+    while True:
+        states = [read_rank(record) for record in run_dir.read_ranks()]
+        ended = [state for state in states if state.done or state.failure is not None]
+        if len(ended) >= ranks or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return assemble(
+        run_dir,
+        run_id=run_id,
+        started_at=min(state.started_at for state in states),
+        job=JobStatus(state=JobState.DONE if code is ExitCode.OK else JobState.FAILED, exit_code=int(code)),
+        logs=(),
+        expected=range(ranks),
+    )
+
+
+def with_places(report: Report, run_dir: RunDir) -> dict[str, Any]:
+    """The report as `report.json` has it, and where the run and its model are: what `--json` prints."""
+    model = model_of(report, run_dir)
+    return {**report.to_dict(), "run_dir": str(run_dir.path), "model": None if model is None else str(model)}
+
+
+def model_of(report: Report, run_dir: RunDir) -> Path | None:
+    """Where the result is; None for a run that is not done, and on a machine without rank 0 and a shared disk."""
+    return run_dir.model if report.status == "done" and run_dir.model.is_dir() else None
 
 
 def _failure(

@@ -124,10 +124,11 @@ def start(plan: Plan, *, env: Mapping[str, str] | None = None, catalog: Catalog 
     return Run(plan, run_dir, job, started_at=started_at, writes_report=owner)
 
 
-def become_worker(plan: Plan) -> NoReturn:
+def become_worker(plan: Plan, *, as_json: bool = False) -> NoReturn:
     """Turn this process, which already is a rank, into the worker; it does not return.
 
-    Rank 0 writes the run folder, the other ranks wait for it. Raises `FtError`: exit code 5 for a folder that is in
+    Rank 0 writes the run folder, the other ranks wait for it; at its end rank 0 writes the report and prints where the
+    model is, or with `as_json` the report. Raises `FtError`: exit code 5 for a folder that is in
     use, and for one that does not appear within two minutes because the ranks do not share it.
     """
     process = plan.process
@@ -141,7 +142,7 @@ def become_worker(plan: Plan) -> NoReturn:
     # Whoever started the ranks may have chosen these; what launched them set nothing else for us.
     environment = {"OMP_NUM_THREADS": str(plan.threads_per_rank), "HF_HUB_DISABLE_TELEMETRY": "1", **os.environ}
     # Nobody follows the run folder of ranks that were started elsewhere, so rank 0 tells its progress itself.
-    command = [sys.executable, *WORKER, str(run_dir.path), "--console"]
+    command = [sys.executable, *WORKER, str(run_dir.path), "--console", *(["--json"] if as_json else [])]
     os.execve(sys.executable, command, environment)  # noqa: S606
 
 

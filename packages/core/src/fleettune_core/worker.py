@@ -10,11 +10,13 @@ import argparse
 import contextlib
 import faulthandler
 import io
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TextIO
 
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.masking import mask_tokens
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     except FtError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
-    console = os.fdopen(os.dup(2), "w", buffering=1)
+    out, console = os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(2), "w", buffering=1)
 
     def say(line: str) -> None:
         if arguments.console and process.rank == 0:
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     record = RankRecord(run_dir, process)
     _redirect_output(run_dir, process)
     place = Place(run_dir, plan, process, record, say)
+    code = ExitCode.OK
     try:
         _train(place)
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is recorded, also KeyboardInterrupt
@@ -67,9 +70,25 @@ def main(argv: list[str] | None = None) -> int:
             print(mask_tokens(traceback.format_exc()), file=sys.stderr)
         if arguments.console:
             print(f"error: rank {process.rank}: {mask_tokens(str(error))}", file=console)
-        _leave_at_once(code)
-    _leave_at_once(ExitCode.OK)
-    return int(ExitCode.OK)
+    if arguments.console and process.rank == 0:
+        with contextlib.suppress(OSError):
+            code = _report(place, code, out, as_json=arguments.json)
+    _leave_at_once(code)
+    return int(code)
+
+
+def _report(place: Place, code: ExitCode, out: TextIO, *, as_json: bool) -> ExitCode:
+    """Write the report, since no control process does; and tell the result on `out`. Returns the run's exit code."""
+    from fleettune_core.report import assemble_by_rank_0, with_places
+
+    run_dir = place.run_dir
+    report = assemble_by_rank_0(run_dir, run_id=place.plan.run_id, ranks=place.process.world_size, code=code)
+    run_dir.write_json(run_dir.report_json, report.to_dict())
+    if as_json:
+        print(json.dumps(with_places(report, run_dir), indent=2, ensure_ascii=False), file=out)
+    elif report.status == "done":
+        print(run_dir.model, file=out)
+    return ExitCode(report.exit_code)
 
 
 def find_process() -> ProcessInfo:
@@ -159,7 +178,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("run_dir", help="the run folder, made by `ft train`")
-    parser.add_argument("--console", action="store_true", help="also tell the progress on standard error")
+    parser.add_argument(
+        "--console",
+        action="store_true",
+        help="nobody follows this run: rank 0 tells its progress on standard error, and writes the report",
+    )
+    parser.add_argument("--json", action="store_true", help="with --console: print the report as JSON")
     return parser
 
 

@@ -99,7 +99,7 @@ def train(
 
         sys.stdout.flush()
         sys.stderr.flush()
-        become_worker(plan)
+        become_worker(plan, as_json=as_json)
     return execute(plan, env, as_json=as_json, quiet=quiet)
 
 
@@ -119,7 +119,8 @@ def execute(plan: Plan, env: Mapping[str, str], *, as_json: bool, quiet: bool) -
     """Start the plan and follow it to its end: progress and report on stderr, the model's place on stdout."""
     from fleettune_cli.follow import Interrupts, follow
     from fleettune_cli.progress import display_for
-    from fleettune_cli.render_report import print_report, report_json
+    from fleettune_cli.render_report import print_report
+    from fleettune_core.report import model_of, with_places
     from fleettune_core.run import start
 
     with Interrupts() as interrupts:
@@ -131,9 +132,9 @@ def execute(plan: Plan, env: Mapping[str, str], *, as_json: bool, quiet: bool) -
     if not (quiet and done):
         print_report(outcome.report, run.run_dir, sys.stderr, lora=plan.config.model.lora)
     if as_json:
-        click.echo(json.dumps(report_json(outcome.report, run.run_dir), indent=2, ensure_ascii=False))
-    elif done:
-        click.echo(str(run.run_dir.model))
+        click.echo(json.dumps(with_places(outcome.report, run.run_dir), indent=2, ensure_ascii=False))
+    elif (model := model_of(outcome.report, run.run_dir)) is not None:
+        click.echo(str(model))
     if interrupts.received is not None and outcome.exit_code not in (ExitCode.OK, ExitCode.STOPPED):
         return ExitCode.INTERRUPTED
     return outcome.exit_code
