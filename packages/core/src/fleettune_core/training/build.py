@@ -199,7 +199,11 @@ def check_targets(model: Any, lora_target: str | None) -> None:
         for name in (part.strip() for part in lora_target.split(","))
         if not any(f".{place}".endswith(f".{name}") for place in places)
     ]
+    if "lm_head" in lora_target.split(","):
+        problems.append("lm_head takes no adapter: TRL computes the loss from its weight, past the adapter")
     if problems:
         raise FtError(
-            "--lora-target names unknown modules", problems=problems, hint=f"there are {', '.join(sorted(leaves))}"
+            "--lora-target names modules that take no adapter",
+            problems=problems,
+            hint=f"there are {', '.join(sorted(leaves))}",
         )
