@@ -27,6 +27,8 @@ from fleettune_core.types import (
     Job,
     LaunchPlan,
     LaunchRequest,
+    MemoryDivision,
+    MemoryRequest,
     ReduceGate,
     ShardedData,
     TrainingContext,
@@ -67,6 +69,15 @@ def launch(plan: LaunchPlan) -> Job:
     """Start `plan`, whose files are already in the run folder, and return once it is accepted.
 
     Called: in control, once. Raises `FtError` (exit code 4) with the scheduler's own words when it is refused.
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec(firstresult=True)
+def divide_memory(request: MemoryRequest) -> MemoryDivision | None:
+    """How this backend divides weights, gradients and optimizer state, for the estimate in the plan.
+
+    Called: in control, for every plan. Pure. None, or no implementation: every rank holds everything.
     """
     raise AssertionError("a specification is never called")
 

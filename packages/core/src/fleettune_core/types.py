@@ -218,6 +218,33 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequest:
+    """For what a backend is asked how it divides memory: nothing is loaded, and there may be no device here."""
+
+    options: Any
+    """An instance of the backend's own `Options` dataclass."""
+    ranks: int
+    device_kind: DeviceKind
+    lora: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDivision:
+    """Over how many ranks each part of the training state is divided, and what leaves the device."""
+
+    weights: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+    gathered_layers: int = 0
+    """Layers whose whole weights a rank holds at the same time, besides its shards."""
+    weights_offloaded: bool = False
+    """Whether weights and gradients rest in the machine's memory, so that a GPU holds gathered layers alone."""
+    optimizer_offloaded: bool = False
+    note: str = ""
+    """One line for the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """What a backend may look at before the model exists."""
 
@@ -257,7 +284,8 @@ class WrapFacts:
     """What a backend promises, or says it has done. Core compares the promise with what it finds on every rank."""
 
     wrapper: str
-    """Class name of the wrapped model (`DistributedDataParallel`), or of the plain one."""
+    """Class name of the wrapped model (`DistributedDataParallel`), or of the plain one. In a promise, `FSDP*` stands
+    for every class whose name begins so."""
     world_size: int
     """Ranks over which gradients are reduced."""
     sharding: str = "none"

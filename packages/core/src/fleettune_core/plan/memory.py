@@ -1,4 +1,4 @@
-"""Bytes per rank at the peak of a step, by part, for plain data parallelism (every rank holds the whole model).
+"""Bytes per rank at the peak of a step, by part. Every rank holds the whole model unless the backend divides it.
 
 Weights, gradients and optimizer state are counted. Activations follow the method of Korthikanti et al. 2022,
 "Reducing Activation Recomputation in Large Transformer Models" (arXiv:2205.05198, section 4): list what each layer
@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from fleettune_core.models.shape import LinearModule, ModelShape, linear_modules, num_parameters
 from fleettune_core.plan.model import MemoryEstimate
-from fleettune_core.types import BatchPlan
+from fleettune_core.types import BatchPlan, MemoryDivision
 
 FP32 = 4
 HALF = 2
@@ -91,12 +91,14 @@ def estimate(
     attn: str | None = None,
     optimizer: str = "adamw_torch",
     bucket_view: bool = True,
+    division: MemoryDivision | None = None,
 ) -> MemoryEstimate:
     """Bytes per rank for a run on `batch.ranks` ranks, for rows of `max_length` tokens.
 
     `precision`: `fp32`, `bf16` or `fp16`. `lora_target`: None, `all-linear`, or names with commas. `attn`: as
     transformers names it; only `eager` keeps the attention matrices. `bucket_view`: whether gradients live inside the
-    buckets that are reduced (DDP's `gradient_as_bucket_view`); otherwise many ranks hold each gradient twice. It is an
+    buckets that are reduced (DDP's `gradient_as_bucket_view`); otherwise many ranks hold each gradient twice.
+    `division`: what the backend divides over the ranks (its hook `divide_memory`). It is an
     upper figure: every row is taken to be `max_length` long and supervised throughout.
     """
     assert precision in {"fp32", "bf16", "fp16"}, precision
@@ -125,16 +127,23 @@ def estimate(
         activations += HALF * shape.layers * _linear_weights(shape, modules)
 
     copies = 1 if bucket_view or batch.ranks == 1 else 2
+    shares = division or MemoryDivision()
+    weights = parameters * (HALF if frozen_half else FP32) + adapter * FP32
+    gradients = trainable * FP32 * copies
+    moments = trainable * OPTIMIZER_BYTES.get(optimizer, OPTIMIZER_BYTES["adamw_torch"])
     return MemoryEstimate(
-        weights=parameters * (HALF if frozen_half else FP32) + adapter * FP32,
-        gradients=trainable * FP32 * copies,
-        optimizer=trainable * OPTIMIZER_BYTES.get(optimizer, OPTIMIZER_BYTES["adamw_torch"]),
+        weights=(0 if shares.weights_offloaded else -(-weights // shares.weights))
+        + shares.gathered_layers * (weights // max(1, shape.layers)),
+        gradients=0 if shares.weights_offloaded else -(-gradients // shares.gradients),
+        optimizer=0 if shares.optimizer_offloaded else -(-moments // shares.optimizer),
         activations=activations,
         logits=tokens * shape.vocab * _LOGIT_BYTES,
         parameters=parameters + adapter,
         trainable=trainable,
         assumptions=tuple(
-            _assumptions(shape, batch, max_length, run, gradient_checkpointing, attn, optimizer, copies, frozen_half)
+            _assumptions(
+                shape, batch, max_length, run, gradient_checkpointing, attn, optimizer, copies, frozen_half, shares.note
+            )
         ),
     )
 
@@ -221,8 +230,11 @@ def _assumptions(
     optimizer: str,
     copies: int,
     frozen_half: bool,
+    divided: str,
 ) -> list[str]:
     said = [f"{batch.micro_batch} rows of {max_length} tokens, all of them supervised"]
+    if divided:
+        said.append(divided)
     if frozen_half:
         said.append("frozen weights in bf16, adapter in fp32")
     elif run.autocast:

@@ -12,7 +12,7 @@ from fleettune_core.models.shape import ModelShape, find_shape, linear_modules
 from fleettune_core.plan.layout import exit_code_for
 from fleettune_core.plan.memory import estimate
 from fleettune_core.plan.model import MemoryEstimate
-from fleettune_core.types import BatchPlan, DeviceKind, Devices, Environment, Layout
+from fleettune_core.types import BatchPlan, DeviceKind, Devices, Environment, Layout, MemoryDivision
 
 _GIB = 2**30
 _ALL_LINEAR = "all-linear"
@@ -58,7 +58,7 @@ def _check_lora_target(loaded: LoadedConfig, target: str, shape: ModelShape) -> 
 
 
 def estimate_memory(
-    config: RunConfig, model: ModelFacts, batch: BatchPlan, precision: str
+    config: RunConfig, model: ModelFacts, batch: BatchPlan, precision: str, division: MemoryDivision | None
 ) -> tuple[MemoryEstimate | None, str | None]:
     """Bytes per rank, or None and why there is no estimate."""
     if model.shape is None:
@@ -75,6 +75,7 @@ def estimate_memory(
         gradient_checkpointing=config.train.gradient_checkpointing,
         attn=said.attn_implementation,
         optimizer=config.train.optim,
+        division=division,
     )
     return figure, None
 

@@ -30,7 +30,15 @@ from fleettune_core.plugins.catalog import Catalog, PluginKind, load_catalog
 from fleettune_core.plugins.detection import detect
 from fleettune_core.plugins.relay import Relay, open_relay
 from fleettune_core.plugins.selection import Selection, asked_for, choose_backend, choose_launcher
-from fleettune_core.types import BatchPlan, Devices, Environment, LaunchPlan, LaunchRequest
+from fleettune_core.types import (
+    BatchPlan,
+    Devices,
+    Environment,
+    LaunchPlan,
+    LaunchRequest,
+    MemoryDivision,
+    MemoryRequest,
+)
 
 WORKER = ("-m", "fleettune_core.worker")
 
@@ -63,7 +71,7 @@ def make_plan(
     devices = devices or _detect_devices(env)
     catalog = catalog or load_catalog()
     mistakes = Mistakes()
-    chosen = laid_out = batch = precision = model = data = named = launch = None
+    chosen = laid_out = batch = precision = model = data = named = launch = division = None
     with mistakes:
         nodes = parse_nodes(loaded)
         chosen = _choose_plugins(loaded, env, devices, catalog, nodes)
@@ -82,7 +90,9 @@ def make_plan(
         data = peek(loaded.config.data)
     if chosen is not None:
         with mistakes:
-            plugin_options(catalog, chosen.backend.entry, loaded, "backend")  # checked here, built by the worker
+            division = _divide_memory(
+                chosen, plugin_options(catalog, chosen.backend.entry, loaded, "backend"), laid_out, devices, loaded
+            )
         with mistakes:
             named = _name(loaded, chosen, model, now)
     if chosen is not None and laid_out is not None:
@@ -112,7 +122,7 @@ def make_plan(
         data=data,
         run_dir=run_dir,
     )
-    memory, memory_unknown = estimate_memory(config, model, batch, precision.name)
+    memory, memory_unknown = estimate_memory(config, model, batch, precision.name, division)
     return Plan(
         run_id=run_id,
         run_dir=run_dir,
@@ -187,6 +197,17 @@ def _plan_launch(
     )
     plan: LaunchPlan = chosen.relay.call("plan_launch", request=request)
     return plan
+
+
+def _divide_memory(
+    chosen: _Chosen, options: Any, laid_out: SolvedLayout | None, devices: Devices, loaded: LoadedConfig
+) -> MemoryDivision | None:
+    """How the backend divides what a rank holds; it checks its options against the layout on the way."""
+    if laid_out is None:
+        return None
+    ranks, lora = laid_out.layout.ranks, loaded.config.model.lora
+    request = MemoryRequest(options=options, ranks=ranks, device_kind=devices.kind, lora=lora)
+    return chosen.relay.call("divide_memory", request=request)
 
 
 def _threads(devices: Devices, laid_out: SolvedLayout) -> int:

@@ -46,7 +46,7 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
             got = getattr(facts, name)
             # An empty wrapper in the expectation means: the plain model, whatever its class.
             plain = name == "wrapper" and wanted == "" and facts.world_size == 1
-            if not plain and got != wanted:
+            if not plain and not _fits(got, wanted):
                 problems.append(f"rank {rank}: {name} is {got}, not {wanted or 'the plain model'}")
     if problems:
         raise FtError(
@@ -56,6 +56,12 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
             exit_code=ExitCode.PLUGIN,
         )
     return ranks
+
+
+def _fits(got: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str) and wanted.endswith("*"):
+        return str(got).startswith(wanted[:-1])
+    return got == wanted
 
 
 def observe(model: Any, said: WrapFacts) -> WrapFacts:
@@ -71,11 +77,17 @@ def observe(model: Any, said: WrapFacts) -> WrapFacts:
         ranks = int(model.dp_world_size)
     elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
         sharding, ranks = "none", dist.get_world_size(model.process_group)
-    elif any(hasattr(parameter, "placements") for parameter in model.parameters()):
-        sharding = "fsdp"
+    elif (mesh := _mesh_of(model)) is not None:
+        sharding, ranks = "fsdp", mesh.size()
     elif not dist.is_initialized():
         sharding, ranks = "none", 1
     return WrapFacts(wrapper=type(model).__name__, world_size=ranks, sharding=sharding)
+
+
+def _mesh_of(model: torch.nn.Module) -> Any | None:
+    """The device mesh that the trainable parameters are sharded over; None where one of them is whole."""
+    meshes = [getattr(item, "device_mesh", None) for item in model.parameters() if item.requires_grad]
+    return None if not meshes or None in meshes else meshes[0]
 
 
 def check_shared_folder(folder: Path) -> None:
