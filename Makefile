@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-WANTED := '.[all]' -e 'packages/core[train]' $(foreach name,launcher-torchrun launcher-slurm backend-fsdp cli,-e packages/$(name))
+WANTED := '.[all]' -e 'packages/core[train]' $(foreach name,launcher-torchrun launcher-slurm backend-fsdp backend-deepspeed cli,-e packages/$(name))
 
 .PHONY: help setup quickstart test test-slow lint format docs clean
 .DEFAULT_GOAL := help

@@ -291,6 +291,11 @@ class WrapFacts:
     sharding: str = "none"
     """`none`, or what is divided over ranks: `zero-1`, `zero-2`, `zero-3`, `fsdp`, …"""
 
+    @property
+    def whole_weights(self) -> bool:
+        """Whether every rank holds all weights, so that they must be the same on all."""
+        return self.sharding in ("none", "zero-1", "zero-2")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedModel:

