@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(arguments)
         raise FtError("that is all", exit_code=ExitCode.LAUNCH)
 
-    monkeypatch.setattr("fleettune_core.config.load.load_config", load_config)
+    monkeypatch.setattr("fleettune_core.config.load.read_config", load_config)
     return seen
 
 
@@ -140,7 +143,21 @@ def test_an_odd_file_name_with_an_equals_sign_is_still_a_file(loaded: dict[str, 
         (["train", "model.lora_r=8"], "'model.lora_r=8'", "write --set model.lora_r=8"),
         (["train", "run.yaml", "other.yaml"], "'other.yaml'", "give one run file"),
         (["train", "run.yaml", "--lora", "True"], "'True'", "a switch takes no value"),
+        (["train", "--lora", "True", "--model", "x"], "'True'", "a switch takes no value: write --lora or --no-lora"),
+        (["train", "LORA=1"], "'LORA=1'", "--lora is a switch: write --lora or --no-lora"),
+        (
+            ["train", "WANDB_MODE=off"],
+            "'WANDB_MODE=off'",
+            "a variable stands before the command: WANDB_MODE=off ft train",
+        ),
+        (["train", "TOKEN=hunter2"], "'TOKEN=***'", "a variable stands before the command: TOKEN=*** ft train"),
+        (["train", "LORAR=8"], "'LORAR=8'", "write --lora-r 8"),
         (["data", "preview"], "`ft data preview` needs DATA", "--help"),
+        (
+            ["data", "preview", "a.jsonl", "--dataset", "b.jsonl"],
+            "DATA (a.jsonl) and --dataset (b.jsonl)",
+            "one of them",
+        ),
         (["completion", "tcsh"], "'tcsh' is not one of", "--help"),
     ],
 )
@@ -215,13 +232,62 @@ def test_the_completion_script_calls_ft(shell: str) -> None:
         ("ft train --grad-compression p", "powersgd"),
         ("ft plugins show t", "torchrun"),
         ("ft plugins l", "list"),
+        ("ft train --lora_", "--lora_r"),
+        ("ft train --lora_target_", "--lora_target_modules"),
+        ("ft train --lr-scheduler-type c", "cosine"),
+        ("ft train --set tr", "train."),
+        ("ft train --set train.", "train.max_steps="),
+        ("ft train --set train.adam_b", "train.adam_beta1="),
+        ("ft train --set train.lr_scheduler_type=c", "train.lr_scheduler_type=cosine"),
     ],
 )
 def test_the_shell_completes(line: str, wanted: str) -> None:
-    words = line.split()
-    env = {"_FT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    result = CliRunner().invoke(cli, [], prog_name="ft", env=env)
-    assert f"plain,{wanted}" in result.stdout.splitlines()
+    assert f"plain,{wanted}" in completions(line)
+
+
+def test_the_shell_completes_the_files_of_a_preview() -> None:
+    assert "file,go" in completions("ft data preview go")
+
+
+def completions(line: str) -> list[str]:
+    env = {"_FT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    return CliRunner().invoke(cli, [], prog_name="ft", env=env).stdout.splitlines()
+
+
+def ft_process(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`ft` as a process of its own, for what a test runner stands between."""
+    command = [sys.executable, "-m", "fleettune_cli", *words]
+    options = {"stdout": subprocess.PIPE, **options}
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = ft_process("plugins", "list", stdout=full)
+    assert done.returncode == ExitCode.TRAINING
+    assert done.stderr == "error: the system refused: No space left on device\n"
+
+
+def test_a_closed_stdout_is_no_fault() -> None:
+    command = f'"{sys.executable}" -m fleettune_cli plugins list >&-'
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f'cd "{gone}" && rmdir "{gone}" && "{sys.executable}" -m fleettune_cli data preview x.jsonl'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == "error: the system refused: the current folder: No such file or directory\n"
+    assert done.returncode == ExitCode.TRAINING
+
+
+@pytest.mark.parametrize("columns", ["0", "-3", "wide"])
+def test_a_width_in_which_nothing_can_be_shown_is_not_used(columns: str) -> None:
+    done = ft_process("train", "--help", env={**os.environ, "COLUMNS": columns})
+    assert "--learning-rate" in done.stdout
 
 
 def test_main_is_the_group_and_train_is_a_command() -> None:

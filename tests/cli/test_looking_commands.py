@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from fake_distribution import write_distribution
 from fleettune_cli import checks
 from fleettune_cli.checks import Finding
 from fleettune_cli.commands.doctor import lines
@@ -19,9 +23,12 @@ from fleettune_cli.commands.plugins import listed
 from fleettune_cli.main import cli
 from fleettune_cli.plugin_flags import PLUGIN_FLAGS
 from fleettune_cli.render_preview import first_lines, marked
+from fleettune_core.cache import cache_folder
+from fleettune_core.data import preview_main
 from fleettune_core.data.preview import PreviewExample, Segment
-from fleettune_core.errors import ExitCode
-from fleettune_core.plugins.catalog import PluginKind, load_catalog
+from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.plugins.catalog import load_catalog
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.options import describe_options
 
 FIRST_PARTY = "fleettune-"
@@ -60,6 +67,105 @@ def test_the_check_tells_which_plugin_is_broken_and_why_and_hides_no_good_one(br
     assert states["broken"].startswith("import-error: ")
     assert "the cluster library is too old" in states["broken"]
     assert states["local"] == states["ddp"] == "ok"
+
+
+def write_launcher(folder: Path, source: str) -> None:
+    """Install a launcher `odd` of the distribution `odd-launcher` into `folder`."""
+    entry_points = {"fleettune.launchers": {"odd": "odd_launcher:Launcher"}}
+    write_distribution(folder, "odd-launcher", entry_points, {"odd_launcher": source})
+
+
+@pytest.fixture
+def odd_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """`odd_launcher(body)`: a launcher `odd` on `sys.path`, of whose class this is the body."""
+
+    def install(body: str) -> None:
+        header = "import time\nfrom dataclasses import dataclass\nfrom pathlib import Path\n"
+        header += "from fleettune_core.config.fields import setting\nfrom fleettune_core.hookspecs import hookimpl\n"
+        write_launcher(tmp_path, f"{header}class Launcher:\n{textwrap.indent(textwrap.dedent(body), '    ')}")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield install
+    sys.modules.pop("odd_launcher", None)
+
+
+RAISES = """
+    @hookimpl
+    def detect_environment(self, env):
+        raise ValueError("no cluster")
+"""
+SLOW = """
+    @hookimpl
+    def detect_environment(self, env):
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(("body", "kind"), [(RAISES, "detection-raises"), (SLOW, "detection-slow")])
+def test_the_check_asks_launchers_what_they_detect(odd_launcher: Callable[[str], None], body: str, kind: str) -> None:
+    odd_launcher(body)
+    result = ft("plugins", "list", "--check", "--json")
+    assert result.exit_code == ExitCode.PLUGIN
+    states = {row["name"]: row["state"] for row in json.loads(result.stdout)["plugins"]}
+    assert states["odd"].startswith(f"{kind}: ")
+    assert states["torchrun"] == "ok"
+
+
+def test_an_environment_that_contradicts_itself_is_no_trouble_with_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ft("plugins", "list", "--check").exit_code == 0
+    findings = json.loads(ft("doctor", "--json").stdout)
+    (bad,) = [finding for finding in findings if finding["state"] == "bad"]
+    assert bad["topic"] == "launcher"
+    assert bad["text"].startswith("torchrun [")
+
+
+def test_the_doctor_marks_each_plugin_that_is_in_trouble(broken_plugin: None) -> None:
+    found = [finding for finding in checks.plugins({}) if "broken" in finding.text]
+    assert [(finding.topic, finding.state) for finding in found] == [("launcher", "note")]
+    assert "the cluster library is too old" in found[0].text
+    assert {finding.state for finding in checks.plugins({}) if "broken" not in finding.text} == {"ok"}
+
+
+def test_the_doctor_marks_plugins_whose_name_clashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        write_distribution(tmp_path, name, {"fleettune.backends": {"same": f"{name}:Backend"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [finding for finding in checks.plugins({}) if finding.text.startswith("same [")]
+    assert [(finding.topic, finding.state) for finding in found] == [("backend", "note")] * 2
+    assert all("duplicate-name" in finding.text for finding in found)
+
+
+def test_show_tells_options_of_every_type_also_in_json(odd_launcher: Callable[[str], None]) -> None:
+    odd_launcher(
+        """
+        @dataclass(frozen=True)
+        class Options:
+            scratch: Path = setting(Path("/scratch"), "Where files go.")
+            ports: tuple[int, ...] = setting((1, 2), "Ports.")
+            queue: str | None = setting(None, "Queue.")
+
+        @hookimpl
+        def plan_launch(self, request): ...
+        """
+    )
+    result = ft("plugins", "show", "odd", "--json")
+    assert result.exit_code == 0, result.output
+    options = {option["name"]: (option["type"], option["default"]) for option in json.loads(result.stdout)["options"]}
+    assert options == {"scratch": ("Path", "/scratch"), "ports": ("tuple[int, ...]", [1, 2]), "queue": ("str", None)}
+
+
+def test_a_plugin_that_prints_does_not_spoil_json(odd_launcher: Callable[[str], None]) -> None:
+    odd_launcher('print("hello")\n@hookimpl\ndef plan_launch(self, request): ...\n')
+    result = ft("plugins", "list", "--check", "--json")
+    assert json.loads(result.stdout)["plugins"]
+    assert "hello" in result.stderr
+
+
+def test_a_cache_folder_may_be_named_from_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert cache_folder({"FT_CACHE_DIR": "~/x"}) == Path("/home/ada/x")
 
 
 def test_a_check_of_good_plugins_is_a_success() -> None:
@@ -199,6 +305,65 @@ def test_a_preview_without_a_model_marks_what_the_assistant_says(chat: Path) -> 
         f"\n{chat}:1\nuser: 0 + 1?\nassistant: [[1]]\n"
         f"\n{chat}:2\nuser: 1 + 1?\nassistant: [[2]]\n"
     )
+
+
+def test_a_preview_takes_its_data_from_the_option_too(chat: Path) -> None:
+    assert ft("data", "preview", "--dataset", str(chat)).stdout == ft("data", "preview", str(chat)).stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("no/such-model", "asking the hub for the tokenizer of no/such-model …\n"), ("local", "")],
+)
+def test_a_preview_that_asks_the_hub_says_so_and_waits_seconds(
+    chat: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, said: str
+) -> None:
+    started: list[Mapping[str, str]] = []
+
+    def run(_command: list[str], *, env: Mapping[str, str], **_: Any) -> SimpleNamespace:
+        started.append(env)
+        answer = {"format": "messages", "reason": "all", "examples": [], "note": None}
+        return SimpleNamespace(stdout=json.dumps(answer), stderr="", returncode=0)
+
+    if model == "local":
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text("{}")
+        model = str(tmp_path / "m")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("fleettune_cli.commands.data.subprocess.run", run)
+    result = ft("data", "preview", str(chat), "--model", model)
+    assert result.stderr == said
+    assert float(started[0]["HF_HUB_ETAG_TIMEOUT"]) <= 10
+
+
+def test_a_preview_asks_the_hub_once_for_all_of_a_tokenizer(
+    chat: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class LocalEntryNotFoundError(OSError):
+        pass
+
+    asked: list[str] = []
+
+    def snapshot_download(name: str, **_: Any) -> str:
+        asked.append(f"all of {name}")
+        raise LocalEntryNotFoundError("no network")
+
+    def from_pretrained(name: str, **_: Any) -> None:
+        asked.append(name)
+        raise LocalEntryNotFoundError("no network")
+
+    def explain_load_error(error: OSError, **_: Any) -> FtError:
+        return FtError(str(error))
+
+    loading = SimpleNamespace(explain_load_error=explain_load_error, load_tokenizer=None, materialise=None)
+    monkeypatch.setitem(sys.modules, "fleettune_core.models.load", loading)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    transformers = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    data, model = json.dumps({"dataset": str(chat)}), json.dumps({"model": "no/such-model"})
+    assert preview_main.main(["--data", data, "--model", model]) == ExitCode.CONFIG
+    assert asked == ["all of no/such-model"]
+    assert json.loads(capsys.readouterr().out)["error"]["message"] == "no network"
 
 
 def test_a_preview_of_a_wrong_format_is_the_datas_mistake(chat: Path) -> None:

@@ -15,6 +15,9 @@ import pytest
 HEAVY = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "deepspeed", "pandas", "numpy", "pyarrow")
 BUDGET_SECONDS = 0.3
 DRY_RUN_BUDGET_SECONDS = 0.6
+ROOM = 1.6
+"""A slow or shared processor must not fail the test; what a heavy import costs is several times the budget."""
+
 QUIET_INTERPRETER_SECONDS = 0.02
 """What `python -c pass` takes on the quiet machine that the budgets are meant for, at least."""
 
@@ -39,7 +42,7 @@ def seconds_of(*arguments: str, cwd: Path | None = None) -> tuple[float, float]:
 def check_budget(arguments: list[str], budget_seconds: float, cwd: Path | None = None) -> None:
     """Median of 5 within the budget.
 
-    What is held to the budget as it stands is CPU time: one thread that waits for nothing takes as much on the clock
+    What is held to the budget, with room, is CPU time: one thread that waits for nothing takes as much on the clock
     of a quiet machine, and other tests beside it change it little. The clock is held to the budget too, stretched by
     as much as a bare interpreter beside it is slower than on a quiet machine: that catches a command that waits (for
     a network, for a lock), and lets a busy machine be busy.
@@ -48,6 +51,7 @@ def check_budget(arguments: list[str], budget_seconds: float, cwd: Path | None =
     wall = [measured[0] for measured, _ in runs]
     cpu = statistics.median(measured[1] for measured, _ in runs)
     noise = max(1.0, statistics.median(bare[0] for _, bare in runs) / QUIET_INTERPRETER_SECONDS)
+    budget_seconds *= ROOM
     print(f"{arguments[2:]}: median {statistics.median(wall):.3f} s, CPU {cpu:.3f} s, noise factor {noise:.2f}")
     assert cpu < budget_seconds
     assert min(wall) < budget_seconds * noise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from fleettune_cli.main import cli
 from fleettune_cli.render_report import next_line
+from fleettune_core.config.source import Source
 from fleettune_core.errors import ExitCode
 from fleettune_core.failures import FirstFailure
 from fleettune_core.plan.model import Plan
@@ -156,7 +158,7 @@ def play(
             played.worker = plan
             raise SystemExit(0)
 
-        monkeypatch.setattr("fleettune_core.config.load.load_config", lambda **_: None)
+        monkeypatch.setattr("fleettune_core.config.load.read_config", lambda **_: None)
         monkeypatch.setattr("fleettune_core.plan.solve.make_plan", lambda _, **__: plan)
         monkeypatch.setattr("fleettune_core.run.start", start)
         monkeypatch.setattr("fleettune_core.run.become_worker", become_worker)
@@ -184,6 +186,23 @@ def test_a_dry_run_in_json_is_json_alone(play: Callable[..., Any]) -> None:
     assert tree["batch"]["equation"] == "64 rows = 2 per micro-batch × 2 accumulation × 16 ranks"
     assert tree["sources"]["model.lora_r"]["beat"] == [["run.yaml:5", 16]]
     assert result.stderr == ""
+
+
+def test_no_secret_of_a_plugin_is_in_the_plan(play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    played = play()
+    backend = {"secret_token": "hunter2", "nested": {"api_key": "hunter2"}, "queue": "long"}
+    config = dataclasses.replace(played.plan.config, backend_options=backend)
+    source = Source(kind="flag", where="--set", beat=(("run.yaml:3", "hunter2"),))
+    sources = {**played.plan.sources, "backend.secret_token": source}
+    plan = dataclasses.replace(played.plan, config=config, sources=sources)
+    monkeypatch.setattr("fleettune_core.plan.solve.make_plan", lambda _, **__: plan)
+    result = ft("--dry-run", "--json")
+    assert "hunter2" not in result.stdout
+    tree = json.loads(result.stdout)
+    assert tree["config"]["backend"]["secret_token"] == tree["config"]["backend"]["nested"]["api_key"] == "***"
+    assert tree["config"]["backend"]["queue"] == "long"
+    assert tree["sources"]["backend.secret_token"]["beat"] == [["run.yaml:3", "***"]]
+    assert "hunter2" not in ft("--dry-run", "--explain").stdout
 
 
 def test_a_run_that_is_done_leaves_the_models_place_alone_on_stdout(play: Callable[..., Any], run_folder: Path) -> None:

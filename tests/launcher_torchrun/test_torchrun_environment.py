@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.types import ProcessInfo, Score
 from fleettune_launcher_torchrun.environment import detect
 
@@ -80,13 +81,45 @@ def test_a_rank_set_by_hand_inside_a_slurm_task_outranks_slurm() -> None:
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_half_of_a_rank_is_none(missing: str) -> None:
-    assert detect({name: value for name, value in BY_HAND.items() if name != missing}) is None
+def test_half_of_a_rank_is_an_error_that_names_the_other_half(missing: str) -> None:
+    with pytest.raises(FtError) as caught:
+        detect({name: value for name, value in BY_HAND.items() if name != missing})
+    assert caught.value.message.endswith(f"there is no {missing}")
+    assert caught.value.exit_code is ExitCode.LAUNCH
+    assert "unset RANK and WORLD_SIZE" in (caught.value.hint or "")
 
 
-def test_torchruns_variables_without_a_rank_are_none() -> None:
-    assert detect({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}) is None
-    assert detect({}) is None
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 and WORLD_SIZE=2 contradict each other"),
+        ({"RANK": "x"}, "RANK=x is no number"),
+        ({"RANK": "0"}, "beside RANK=0 there is no WORLD_SIZE and no MASTER_ADDR and no MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "beside RANK=0 WORLD_SIZE=2 there is no MASTER_ADDR"),
+        ({"WORLD_SIZE": "2"}, "beside WORLD_SIZE=2 there is no RANK"),
+        ({"RANK": "5", "WORLD_SIZE": "1"}, "RANK=5 and WORLD_SIZE=1 contradict each other"),
+    ],
+)
+def test_ranks_that_would_each_train_alone_are_stopped(env: dict[str, str], words: str) -> None:
+    with pytest.raises(FtError) as caught:
+        detect(env)
+    assert words in caught.value.message
+    assert caught.value.exit_code is ExitCode.LAUNCH
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "1", "MASTER_ADDR": "a"},
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "3", "MASTER_PORT": "http"},
+        {"WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1", "SLURM_PROCID": "3"},
+    ],
+)
+def test_leftovers_of_a_group_of_one_are_no_rank(env: dict[str, str]) -> None:
+    assert detect(env) is None
 
 
 @pytest.mark.parametrize(
@@ -96,6 +129,7 @@ def test_torchruns_variables_without_a_rank_are_none() -> None:
         {"RANK": "-1"},
         {"RANK": "one"},
         {"RANK": ""},
+        {"WORLD_SIZE": ""},
         {"RANK": "²"},
         {"WORLD_SIZE": "0"},
         {"WORLD_SIZE": "4.0"},
@@ -106,14 +140,20 @@ def test_torchruns_variables_without_a_rank_are_none() -> None:
         {"TORCHELASTIC_RESTART_COUNT": "none"},
     ],
 )
-def test_numbers_that_cannot_be_are_no_rank_and_no_crash(damage: dict[str, str]) -> None:
-    assert detect({**TORCHRUN, **damage}) is None
+def test_numbers_that_cannot_be_are_an_error_that_names_them(damage: dict[str, str]) -> None:
+    with pytest.raises(FtError) as caught:
+        detect({**TORCHRUN, **damage})
+    assert next(iter(damage)) in caught.value.message
+    assert caught.value.exit_code is ExitCode.LAUNCH
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(TORCHRUN)), ODD | st.integers(-2, 9).map(str)))
 def test_whatever_the_variables_hold_a_rank_that_is_found_can_exist(env: dict[str, str]) -> None:
-    found = detect(env)
+    try:
+        found = detect(env)
+    except FtError:
+        return
     if found is not None:
         process = found.process
         assert process is not None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
+from click.exceptions import Exit
+
+from fleettune_core.errors import FtError
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {".py", ".md", ".toml", ".txt", ".yaml", ".json", ".cfg", ""}
@@ -106,6 +111,86 @@ def test_every_link_is_alive(path):
         assert linked.exists(), f"{target} leads nowhere"
         if anchor:
             assert anchor in anchors(linked), f"{target}: no such heading"
+
+
+COMMAND_LINE = re.compile(r"(?:(?<=/)|(?<![\w./`-]))ft (?=[\w-])(?:[^\n|;&<>()#`]|<[\w-]+>)*")
+"""`ft` and what belongs to it, up to what a shell would take for itself."""
+
+
+def command_lines(text: str) -> list[str]:
+    """Every `ft ...` in the code blocks of a page, fenced or indented; what Click itself prints as usage is none."""
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(
+        r"^(?: {4}|\t).*$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
+    lines = "\n".join([*fenced, *indented]).replace("\\\n", " ").splitlines()
+    return [found[0].strip() for line in lines if "Usage: ft" not in line for found in COMMAND_LINE.finditer(line)]
+
+
+def parse_command_line(line: str) -> None:
+    """Let Click resolve the command and read its arguments, without running it. Raises what `ft` would show."""
+    from fleettune_cli.commands.train import run_file
+    from fleettune_cli.main import cli
+
+    try:
+        context = cli.make_context("ft", shlex.split(line)[1:])
+        while isinstance(context.command, click.Group):
+            words = [*context._protected_args, *context.args]
+            name, command, rest = context.command.resolve_command(context, words)
+            assert command is not None
+            context = command.make_context(name, rest, parent=context)
+    except Exit:
+        return  # --help and --version have said all there is
+    if context.info_name == "train":
+        run_file(context, context.params["words"])
+
+
+PAGES_WITH_COMMANDS = [path for path in PAGES if path.parent in (ROOT, DOCS) and command_lines(path.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("path", PAGES_WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_in_a_code_block_can_be_typed(path):
+    for line in command_lines(path.read_text(encoding="utf-8")):
+        try:
+            parse_command_line(line)
+        except (click.ClickException, FtError) as error:
+            pytest.fail(f"{line}: {error}")
+
+
+def test_the_pages_that_show_commands_are_read():
+    assert {"data.md", "launchers.md", "run-file.md", "install.md"} <= {path.name for path in PAGES_WITH_COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("    ft train run.yaml   # every GPU", ["ft train run.yaml"]),
+        ("    srun -N2 ft train run.yaml --run-dir DIR", ["ft train run.yaml --run-dir DIR"]),
+        ('    eval "$(ft completion bash)"', ["ft completion bash"]),
+        ("    FT_LAUNCHER=local ft train a.yaml && ft doctor", ["ft train a.yaml", "ft doctor"]),
+        ("```\nft train a.yaml \\\n  --lora\n```", ["ft train a.yaml    --lora"]),
+        ("```python\nfrom peft import x\n```", []),
+        ("Type ft train in a sentence.", []),
+    ],
+)
+def test_a_command_is_found_where_it_stands(line, found):
+    assert command_lines(line) == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ft trian x.yaml",
+        "ft train x.yaml --no-such-option",
+        "ft train x.yaml --lora true",
+        "ft data preview --dataset",
+        "ft plugins lst",
+        "ft completion tcsh",
+    ],
+)
+def test_a_command_that_cannot_be_typed_is_noticed(line):
+    with pytest.raises((click.ClickException, FtError)):
+        parse_command_line(line)
 
 
 def anchors(path: Path) -> set[str]:

@@ -217,3 +217,12 @@ def _value(loaded: LoadedConfig, path: str) -> Any:
     for name in path.split("."):
         value = value[name] if isinstance(value, (dict,)) or hasattr(value, "keys") else getattr(value, name)
     return value
+
+
+@pytest.mark.parametrize("targets", ["[q_proj, v_proj]", "\n    - q_proj\n    - v_proj", "q_proj,v_proj"])
+def test_adapter_targets_may_be_a_list_or_names_with_commas(load: Any, targets: str) -> None:
+    loaded = load(f"model:\n  model: m\n  lora: true\n  lora_target: {targets}\ndata: d\n")
+    assert loaded.config.model.lora_target == "q_proj,v_proj"
+    if "\n" not in targets:
+        typed = load(sets=("model.lora=true", f"model.lora_target={targets}"))
+        assert typed.config.model.lora_target == "q_proj,v_proj"

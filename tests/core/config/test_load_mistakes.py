@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleettune_core.config.load import load_config
-from fleettune_core.config.trl_fields import fields_for
+from fleettune_core.config.known import settings_by_path
+from fleettune_core.config.load import load_config, read_config
+from fleettune_core.config.trl_fields import LIMITS, OWNED, fields_for
 from fleettune_core.errors import ExitCode, FtError
 
 REQUIRED = "model: some/model\ndata: rows.jsonl\n"
@@ -92,8 +93,76 @@ def test_a_wrong_value_is_not_missing_as_well() -> None:
     assert problems_of("model: [a]\ndata: {dataset: [b]}\n", code=ExitCode.CONFIG) == [
         "run.yaml:1: model: a section is a mapping, not a list",
         "run.yaml:2: data.dataset: ['b'] is not text (put it in quotes)",
-        "no model given: --model MODEL, or `model: ...` in run.yaml",
     ]
+
+
+def test_a_misspelt_model_or_dataset_is_not_missing_as_well() -> None:
+    assert problems_of("modell: m\ndata: {datset: d}\n", code=ExitCode.CONFIG) == [
+        "run.yaml:1: modell: unknown key (did you mean model?)",
+        "run.yaml:2: data.datset: unknown key (did you mean dataset?)",
+    ]
+
+
+def test_kept_mistakes_stand_beside_a_config_of_the_right_values() -> None:
+    Path("run.yaml").write_text("model: m\ndata: d\ntrain: {sed: 1, max_steps: x, epochs: 2}\n", encoding="utf-8")
+    loaded = read_config(file=Path("run.yaml"), flags={}, sets=(), env={})
+    assert [mistake.text for mistake in loaded.mistakes] == [
+        "run.yaml:3: train.sed: unknown key (did you mean seed?)",
+        "run.yaml:3: train.max_steps: 'x' is not a whole number",
+    ]
+    assert loaded.wrong == {"train.sed", "train.seed", "train.max_steps"}
+    assert (loaded.config.train.epochs, loaded.config.train.max_steps, loaded.config.model.model) == (2.0, None, "m")
+    assert not loaded.is_set("train.max_steps")
+
+
+@pytest.mark.parametrize(
+    "path", ["name", "run_dir", "model.model", "data.dataset", "data.eval_dataset", "launch.nodes"]
+)
+def test_empty_text_says_nothing_and_is_refused(path: str) -> None:
+    flag = "--" + path.rpartition(".")[2].replace("_", "-")
+    problems = problems_of(REQUIRED, code=ExitCode.USAGE, flags={path: (flag, "")})
+    assert problems == [f"{flag}: is empty; leave it out, or set the variable that it was to come from"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("train.seed=4294967296", "--set train.seed: '4294967296' must be at most 4294967295"),
+        ("train.adam_beta1=7", "--set train.adam_beta1: '7' must be below 1"),
+        ("train.adam_beta2=-0.1", "--set train.adam_beta2: '-0.1' must be at least 0"),
+        ("train.adam_epsilon=0", "--set train.adam_epsilon: '0' must be above 0"),
+        ("train.dataloader_num_workers=-4", "--set train.dataloader_num_workers: '-4' must be at least 0"),
+        ("train.dataloader_prefetch_factor=0", "--set train.dataloader_prefetch_factor: '0' must be at least 1"),
+        ("train.neftune_noise_alpha=-1", "--set train.neftune_noise_alpha: '-1' must be at least 0"),
+    ],
+)
+def test_a_number_that_cannot_work_is_refused(text: str, problem: str) -> None:
+    assert problems_of(REQUIRED, code=ExitCode.USAGE, sets=(text,)) == [problem]
+
+
+def test_every_limit_is_that_of_a_field_that_may_be_set() -> None:
+    assert set(LIMITS) <= fields_for("sft").keys() - OWNED.keys() - {
+        path.partition(".")[2] for path in settings_by_path()
+    }
+
+
+def test_an_attention_kernel_is_a_known_one_or_a_hub_id() -> None:
+    flags = {"model.attn_implementation": ("--attn-implementation", "spda")}
+    (problem,) = problems_of(REQUIRED, code=ExitCode.USAGE, flags=flags)
+    assert problem == (
+        "--attn-implementation: 'spda' is not one of eager, sdpa, flash_attention_2, flash_attention_3,"
+        " flash_attention_4, flex_attention, nor a hub id (did you mean sdpa?)"
+    )
+    for name in ("eager", "kernels-community/flash-attn2"):
+        given = {"model.attn_implementation": ("--attn-implementation", name)}
+        loaded = load_config(file=Path("run.yaml"), flags=given, sets=(), env={})
+        assert loaded.config.model.attn_implementation == name
+
+
+@pytest.mark.parametrize("text", ["[q_proj, 3]", "[]", "[[q_proj]]"])
+def test_a_list_of_adapter_targets_holds_names(text: str) -> None:
+    (problem,) = problems_of(f"model: {{model: m, lora: true, lora_target: {text}}}\ndata: d\n", code=ExitCode.CONFIG)
+    assert problem.endswith("is not a list of names, such as [q_proj, v_proj]")
 
 
 def test_a_flag_and_a_set_that_disagree_are_named_both() -> None:

@@ -77,7 +77,16 @@ def test_a_secret_is_told_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "CUDA_VISIBLE_DEVICES", "OMP_PROC_BIND", "FT_KEYS"]
+    "name",
+    [
+        "TOKENIZERS_PARALLELISM",
+        "HF_HOME",
+        "CUDA_VISIBLE_DEVICES",
+        "OMP_PROC_BIND",
+        "FT_KEYS",
+        "FT_PAD_TOKEN",
+        "eos_token",
+    ],
 )
 def test_a_name_that_only_resembles_one_is_not_masked(name: str) -> None:
     assert mask_value(name, "true") == "true"

@@ -34,6 +34,14 @@ def error_of(path: Path) -> FtError:
 # Finding
 
 
+@pytest.mark.parametrize("spec", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "rows.jsonl", "{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FtError, match="the name of the data is empty"):
+        find_files(spec)
+
+
 def test_a_file_is_found_as_it_is(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", "{}")
     assert find_files(str(file)) == [file]

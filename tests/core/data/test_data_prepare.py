@@ -90,10 +90,25 @@ def test_rows_to_evaluate_on_are_looked_at_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dataset", ["org/name", "parquet"])
 def test_what_control_cannot_read_waits_for_the_run(dataset: str, tmp_path: Path) -> None:
     if dataset == "parquet":
-        (tmp_path / "x.parquet").write_bytes(b"")
+        (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(16) + b"PAR1")
         dataset = str(tmp_path)
     summary = peek(Data(dataset=dataset))
     assert (summary.format, summary.rows, summary.complete) == ("unknown until loaded", None, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "does not begin with PAR1"),
+        (b"PK__" + bytes(16) + b"PAR1", "does not begin with PAR1"),
+        (b"PAR1" + bytes(16), "does not end with PAR1"),
+        (b"PAR1", "does not end with PAR1"),
+    ],
+)
+def test_a_parquet_file_without_its_two_ends_is_refused_at_once(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(content)
+    with pytest.raises(FtError, match=f"x.parquet: broken parquet file: it {said}"):
+        peek(Data(dataset=str(tmp_path)))
 
 
 def test_a_look_at_a_megabyte_is_quick(tmp_path: Path) -> None:

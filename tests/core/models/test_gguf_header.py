@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleettune_core.errors import FtError
-from fleettune_core.models.gguf_header import read_gguf_header
+from fleettune_core.models.gguf_header import check_gguf_whole, read_gguf_header
 
 _FORMS = {4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q"}
 
@@ -106,6 +106,22 @@ def test_an_empty_file_and_another_format_are_refused(tmp_path: Path) -> None:
     for name in ("empty.gguf", "zip.gguf"):
         with pytest.raises(FtError):
             read_gguf_header(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "needed"), [(0, 10, 40), (1, 10, 20), (8, 64, 68), (3, 64, 40), (14, 256, 210), (99, 64, 0)]
+)
+def test_a_file_ends_where_its_last_tensor_does(tmp_path: Path, kind: int, weights: int, needed: int) -> None:
+    placed = string("w") + struct.pack("<IQIQ", 1, weights, kind, 32)
+    header = gguf([entry("general.alignment", 4, 64)], [placed])
+    start = -(-len(header) // 64) * 64
+    file = tmp_path / "m.gguf"
+    file.write_bytes(header + bytes(start - len(header) + 32 + needed))
+    assert read_gguf_header(file).least_bytes == start + 32 + needed
+    check_gguf_whole(file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(FtError, match="is cut short"):
+        check_gguf_whole(file)
 
 
 def test_a_hundred_thousand_tokens_are_stepped_over_quickly(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.models.resolve import resolve_model
+from fleettune_core.models.resolve import check_config, resolve_model
 
 
 def gguf_bytes() -> bytes:
@@ -141,3 +141,12 @@ def test_a_weights_file_gets_its_folder_as_the_hint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["", "   ", "a b", "org/na me", "a--b", "org/.."])
 def test_nonsense_is_no_hub_id(spec: str) -> None:
     refusal(spec)
+
+
+def test_a_config_that_names_its_kind_of_model_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    check_config(resolve_model(str(tmp_path)))
+    check_config(resolve_model("org/name"))
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(FtError, match=r"config\.json is not JSON"):
+        check_config(resolve_model(str(tmp_path)))

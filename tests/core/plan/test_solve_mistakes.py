@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleettune_core.config.load import load_config
+from fleettune_core.config.load import read_config
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.plan.mistakes import Mistakes
 from fleettune_core.plan.solve import make_plan
@@ -42,8 +44,9 @@ def refusal(text: str = "", *, devices: Devices = CPU, env: dict[str, str] | Non
     typed = {
         path.replace("__", "."): ("--" + path.rpartition("__")[2].replace("_", "-"), value)
         for path, value in given.items()
+        if value is not None
     }
-    loaded = load_config(file=Path("run.yaml"), flags=typed, sets=(), env={})
+    loaded = read_config(file=Path("run.yaml"), flags=typed, sets=(), env={})
     with pytest.raises(FtError) as caught:
         make_plan(loaded, env=env or {}, devices=devices)
     return caught.value
@@ -59,17 +62,131 @@ def test_independent_mistakes_are_told_together() -> None:
     )
     assert error.exit_code is ExitCode.CONFIG
     assert error.message == "5 mistakes"
-    batch, precision, model, data, option = error.problems
+    batch, option, precision, model, data = error.problems
     assert batch.startswith("a global batch of 3 rows (run.yaml:1) cannot be dealt evenly to 2 ranks")
-    assert precision.startswith("fp16 does not train on a CPU (hint: --precision fp32")
-    assert model.startswith("model ./lama: no such file or folder (did you mean llama?)")
-    assert data.startswith("no such data file: rows.json (did you mean rows.jsonl?)")
     assert option == "run.yaml:2: backend.bucket_md: unknown key (did you mean bucket_mb?)"
+    assert precision.startswith("--precision: fp16 does not train on a CPU (hint: --precision fp32")
+    assert model.startswith("--model: model ./lama: no such file or folder (did you mean llama?)")
+    assert data.startswith("--dataset: no such data file: rows.json (did you mean rows.jsonl?)")
+
+
+SEVEN = """\
+launch:
+  launcher: torchrunn
+  nods: 2
+  nproc_per_node: 2
+backend:
+  bucket_md: 3
+model: ./lama
+data: rows.json
+batch: {global_batch: 3}
+train:
+  learning_rat: 1
+"""
+
+
+def test_mistakes_of_every_kind_are_told_in_one_round() -> None:
+    error = refusal(SEVEN, model__model=None, data__dataset=None)
+    assert error.exit_code is ExitCode.CONFIG
+    assert error.message == "7 mistakes in run.yaml"
+    assert [problem.partition(" (hint")[0] for problem in error.problems] == [
+        "run.yaml:2: no launcher is named 'torchrunn' (did you mean torchrun?)",
+        "run.yaml:3: launch.nods: unknown key (did you mean nodes?)",
+        "run.yaml:6: backend.bucket_md: unknown key (did you mean bucket_mb?)",
+        "run.yaml:7: model ./lama: no such file or folder (did you mean llama?)",
+        "run.yaml:8: no such data file: rows.json (did you mean rows.jsonl?)",
+        "a global batch of 3 rows (run.yaml:9) cannot be dealt evenly to 2 ranks (2 processes: run.yaml:4)",
+        "run.yaml:11: train.learning_rat: unknown key (did you mean learning_rate?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "problem"),
+    [
+        ("model: {modl: ./lama}", {"model__model": None}, "run.yaml:1: model.modl: unknown key (did you mean model?)"),
+        ("data: {datset: x}", {"data__dataset": None}, "run.yaml:1: data.datset: unknown key (did you mean dataset?)"),
+        ("data: {format: jsn}", {"data__dataset": "odd.jsonl"}, "run.yaml:1: data.format: 'jsn' is not one of "),
+        ("batch: {micro_batch: x, global_batch: 3, gradient_accumulation_steps: 2}", {}, "run.yaml:1: batch.micro_"),
+        ("launch: {nproc_per_node: x, rdzv_id: a}", {}, "run.yaml:1: launch.nproc_per_node: 'x' is not a whole number"),
+        ("launch: {rdzv_endpont: 'h:1'}", {"launch__nodes": "2"}, "run.yaml:1: launch.rdzv_endpont: unknown key (did "),
+        ("data: {eval_split: 1, eval_dataset: rows.jsonl}", {}, "run.yaml:1: data.eval_split: eval_dataset is given"),
+        ("launch: {launcher: slurmm, partition: a, gpu_kind: b}", {}, "run.yaml:1: no launcher is named 'slurmm'"),
+    ],
+)
+def test_what_follows_from_a_mistake_is_not_told_as_well(text: str, flags: dict[str, Any], problem: str) -> None:
+    Path("odd.jsonl").write_text('{"a": 1}\n')
+    error = refusal(text + "\n", **flags)
+    assert len(error.problems) <= 1
+    assert (error.problems or (error.message,))[0].startswith(problem)
+
+
+def test_the_heading_says_where_all_mistakes_are() -> None:
+    assert refusal("train: {sed: 1}\nbackend: {bucket_md: 3}\n").message == "2 mistakes in run.yaml"
+    both = refusal("train: {sed: 1}\n", model__model="./lama")
+    assert (both.message, both.exit_code) == ("2 mistakes", ExitCode.CONFIG)
+    typed = refusal(train__seed="x", launch__launcher="torchrnu")
+    assert (typed.message, typed.exit_code) == ("2 mistakes in the command line", ExitCode.USAGE)
+    assert refusal("train: {sed: 1}\n").message == "1 mistake in run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "config.json is not JSON: "),
+        ("[1]", "config.json is not a JSON object"),
+        ('{"hidden_size": 8}', "config.json has no model_type"),
+    ],
+)
+def test_a_broken_model_folder_is_refused(content: str, said: str) -> None:
+    Path("llama/config.json").write_text(content)
+    error = refusal()
+    assert error.exit_code is ExitCode.CONFIG
+    assert error.message.startswith("--model: model ./llama: ")
+    assert said in error.message
+
+
+def test_a_gguf_file_that_was_cut_short_is_refused() -> None:
+    name = b"w" * 8
+    tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 1000, 0, 0)
+    Path("m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(100))
+    error = refusal(model__model="m.gguf")
+    assert error.exit_code is ExitCode.CONFIG
+    assert "m.gguf is cut short: it has 164 bytes, and its tensors need 4064" in error.message
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ("10", "--eval-split: eval_split 10 keeps 10 of 10 rows: none is left to train on"),
+        ("12", "--eval-split: eval_split 12 keeps 12 of 10 rows: none is left to train on"),
+        ("0.99", "--eval-split: eval_split 0.99 keeps 10 of 10 rows: none is left to train on"),
+        ("1.5", "--eval-split: eval_split is 1.5, which is neither a share of the rows nor a number of them"),
+    ],
+)
+def test_an_evaluation_split_that_leaves_no_rows_is_refused(split: str, said: str) -> None:
+    assert refusal(data__eval_split=split).message == said
+
+
+def test_more_processes_than_a_machine_without_gpus_can_mean_are_refused() -> None:
+    error = refusal(launch__nproc_per_node="1000000")
+    assert error.exit_code is ExitCode.USAGE
+    assert error.message == "--nproc-per-node asks for 1000000 processes, and this machine has 4 CPU cores"
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("t.txt").write_text("")
+    here = Path.cwd()
+    below_a_file = refusal(run_dir="t.txt/x/y").message
+    assert below_a_file == f"--run-dir: the run folder {here}/t.txt/x/y cannot be made: {here}/t.txt is a file"
+    # An administrator may write anywhere, and tests may be run by one.
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != here)
+    closed = refusal(run_dir="a/b").message
+    assert closed == f"--run-dir: the run folder {here}/a/b cannot be made: {here} may not be written to"
 
 
 def test_one_mistake_stays_as_it_is() -> None:
     error = refusal(data__dataset="rows.json")
-    assert error.message.startswith("no such data file: rows.json")
+    assert error.message.startswith("--dataset: no such data file: rows.json")
     assert error.problems == ()
 
 
@@ -131,6 +248,7 @@ def test_a_run_folder_that_is_used_is_refused() -> None:
 
 def test_the_layout_of_ranks_that_exist_cannot_be_asked_for_anew() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     error = refusal(env=env, launch__nproc_per_node="4", launch__nodes="3", run_dir="there")
     assert error.exit_code is ExitCode.USAGE
     assert error.problems == ("--nproc-per-node: 4 processes per node, but 2", "--nodes: 3 nodes, but 1")

@@ -262,6 +262,7 @@ def test_ranks_without_a_common_name_need_a_folder() -> None:
 
 def test_a_rank_of_one_is_named_by_the_clock() -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     plan = plan_of(env=alone)
     assert plan.run_id == "llama-sft-20260102-030405"
     assert plan.launch is None
@@ -304,3 +305,47 @@ def test_the_ranks_of_a_cpu_share_its_memory_and_a_gpu_has_its_own() -> None:
     on_gpus = plan_of(devices=gpus, launch__nproc_per_node="2").warnings
     assert [line for line in on_cpu if "for 2 ranks" in line]
     assert not [line for line in on_gpus if "are needed" in line]
+
+
+NO_EFFECT = [
+    ({"model__revision": "v2"}, "revision (--revision) has no effect here: llama is read from this machine's files"),
+    (
+        {"data__dataset_split": "test"},
+        "dataset_split (--dataset_split) has no effect here: the rows are read from files",
+    ),
+    (
+        {"data__dataset_config": "en"},
+        "dataset_config (--dataset_config) has no effect here: the rows are read from files",
+    ),
+    (
+        {"checkpoint__keep_checkpoints": "2"},
+        "keep_checkpoints (--keep_checkpoints) has no effect here: without --save-every there are no checkpoints",
+    ),
+    (
+        {"backend__grad_compression": "bf16"},
+        "grad_compression (--grad_compression) has no effect here: one rank exchanges no gradients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "note"), NO_EFFECT)
+def test_a_setting_without_effect_is_not_ignored_in_silence(flags: dict[str, str], note: str) -> None:
+    assert plan_of(**flags).notes == (note,)
+
+
+def test_a_setting_with_effect_needs_no_note() -> None:
+    plan = plan_of(
+        checkpoint__keep_checkpoints="2",
+        checkpoint__save_every="1",
+        backend__grad_compression="bf16",
+        launch__nproc_per_node="2",
+    )
+    assert plan.notes == ()
+    hub = load(model__revision="v2", data__dataset_split="test", model__model="org/model", data__dataset="org/rows")
+    assert make_plan(hub, env={}, devices=CPU).notes == ()
+
+
+def test_64_processes_a_core_are_the_most() -> None:
+    assert plan_of(launch__nproc_per_node="256", batch__global_batch="256").layout.ranks == 256
+    with pytest.raises(FtError, match="asks for 257 processes"):
+        plan_of(launch__nproc_per_node="257", batch__global_batch="257")

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from fake_distribution import write_distribution
-from fleettune_core.plugins.catalog import PluginEntry, PluginKind
+from fleettune_core.plugins.entries import PluginEntry, PluginKind
 
 
 class Install(Protocol):

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.plugins.catalog import PluginKind, find_entry, load_catalog
+from fleettune_core.plugins.catalog import find_entry, load_catalog
+from fleettune_core.plugins.entries import PluginKind
 
 LAUNCHERS = PluginKind.LAUNCHER
 

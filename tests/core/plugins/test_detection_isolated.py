@@ -85,6 +85,51 @@ def test_a_plugin_that_cannot_be_loaded_is_a_record(make_entry: Any) -> None:
     assert [trouble.kind for trouble in troubles] == [TroubleKind.IMPORT_ERROR]
 
 
+class Raises:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @hookimpl
+    def detect_environment(self) -> None:
+        raise self.error
+
+
+class Panic(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(0), Panic("no cluster")])
+def test_whatever_a_plugin_raises_is_a_record(make_entry: Any, error: BaseException) -> None:
+    plugins = {"bad": Raises(error), "good": Good()}
+    detections, troubles = detect(
+        [make_entry(name) for name in plugins], {"ACME_JOB": "7"}, lambda entry: plugins[entry.name]
+    )
+    assert detections == {"good": INSIDE}
+    assert [trouble.kind for trouble in troubles] == [TroubleKind.DETECTION_RAISES]
+    assert type(error).__name__ in troubles[0].message
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), FtError("RANK=5 of 2", exit_code=ExitCode.LAUNCH)])
+def test_an_interrupt_and_a_word_for_the_user_pass(make_entry: Any, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        detect([make_entry("acme")], {}, lambda _: Raises(error))
+    assert caught.value is error
+
+
+def test_a_plugin_that_prints_while_it_detects_does_not_reach_stdout(
+    make_entry: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Chatty:
+        @hookimpl
+        def detect_environment(self) -> None:
+            print("hello")
+
+    detect([make_entry("acme")], {}, lambda _: Chatty())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "hello\n"
+
+
 def times(*seconds: float) -> Any:
     """A clock: every call of the hook takes the next of these."""
 

@@ -10,7 +10,7 @@ import pytest
 from fleettune_core.config.fields import setting
 from fleettune_core.config.source import Source
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.plugins.catalog import PluginKind
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.options import build_options, describe_options
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.plugins.catalog import Catalog, PluginKind, load_catalog
+from fleettune_core.plugins.catalog import Catalog, load_catalog
 from fleettune_core.plugins.detection import detect
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.relay import open_relay
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind
 from fleettune_core.types import Score
@@ -129,11 +130,26 @@ def test_an_attribute_that_raises_does_not_hide_what_else_is_wrong(install: Any,
 
 
 def test_a_hook_may_take_fewer_arguments_than_the_contract(install: Any) -> None:
-    source = launcher("@hookimpl\ndef plan_launch(self): return 'planned'")
+    body = "@hookimpl\ndef plan_launch(self):"
+    body += "\n    return LaunchPlan(launcher='acme', argv=(), environment={}, run_dir=None)"
+    source = launcher(body, "from fleettune_core.types import LaunchPlan")
     install("acme-plugin", {LAUNCHERS: {"acme": "acme_module:Launcher"}}, {"acme_module": source})
     catalog = load_catalog()
     relay = open_relay(catalog, launcher=catalog.find(LAUNCHERS, "acme"))
-    assert relay.call("plan_launch", request=None) == "planned"
+    assert relay.call("plan_launch", request=None).launcher == "acme"
+
+
+def test_a_plugin_that_prints_while_it_is_imported_or_made_does_not_reach_stdout(
+    install: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "def __init__(self): print('made')\n@hookimpl\ndef plan_launch(self, request): ..."
+    source = launcher(body, "print('imported')")
+    install("acme-plugin", {LAUNCHERS: {"acme": "acme_module:Launcher"}}, {"acme_module": source})
+    catalog = load_catalog()
+    catalog.load(catalog.find(LAUNCHERS, "acme"))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "imported\nmade\n"
 
 
 def test_misspelt_hook_names_the_nearest_hook(install: Any) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.hookspecs import hookimpl
-from fleettune_core.plugins.catalog import PluginKind, load_catalog
+from fleettune_core.plugins.catalog import load_catalog
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.relay import LoadedPlugin, Relay, open_relay
 from fleettune_core.plugins.trouble import PluginTroubleError, TroubleKind
+from fleettune_core.types import LaunchPlan
 
 LAUNCHER, BACKEND, EXTENSION = PluginKind.LAUNCHER, PluginKind.BACKEND, PluginKind.EXTENSION
 
 
+def planned(text: str) -> LaunchPlan:
+    return LaunchPlan(launcher="here", argv=(text,), environment={}, run_dir=Path("run"))
+
+
 class Launcher:
     @hookimpl
-    def plan_launch(self, request: Any) -> str:
-        return f"planned {request}"
+    def plan_launch(self, request: Any) -> LaunchPlan:
+        return planned(f"planned {request}")
 
 
 class Backend:
@@ -42,15 +49,15 @@ class Extension:
 
 class Usurper:
     @hookimpl
-    def plan_launch(self, request: Any) -> str:
-        return "stolen"
+    def plan_launch(self, request: Any) -> LaunchPlan:
+        return planned("stolen")
 
 
 class Wrapper:
     @hookimpl(wrapper=True)
     def plan_launch(self, request: Any) -> Any:
         answer = yield
-        return f"<{answer}>"
+        return planned(f"<{answer.argv[0]}>")
 
 
 class Fails:
@@ -79,7 +86,7 @@ def test_launcher_backend_extensions_are_registered_once_in_this_order(loaded: A
         ]
     )
     assert [entry.name for entry in relay.plugins] == ["here", "back", "more"]
-    assert relay.call("plan_launch", request=1) == "planned 1"
+    assert relay.call("plan_launch", request=1) == planned("planned 1")
     assert relay.call("configure_training", run=None) == [{"by": "extension"}, {"by": "backend"}]
 
 
@@ -88,7 +95,7 @@ def test_relays_do_not_know_each_other(loaded: Any) -> None:
     first, second = Relay([loaded("here", LAUNCHER, plugin)]), Relay([])
     assert first.has("plan_launch")
     assert not second.has("plan_launch")
-    assert Relay([loaded("here", LAUNCHER, plugin)]).call("plan_launch", request=2) == "planned 2"
+    assert Relay([loaded("here", LAUNCHER, plugin)]).call("plan_launch", request=2) == planned("planned 2")
 
 
 def test_has_and_owner_tell_who_answers(loaded: Any) -> None:
@@ -102,7 +109,7 @@ def test_has_and_owner_tell_who_answers(loaded: Any) -> None:
 
 def test_a_hook_with_one_result_has_one_owner(loaded: Any) -> None:
     relay = Relay([loaded("here", LAUNCHER, Launcher()), loaded("thief", EXTENSION, Usurper())])
-    assert relay.call("plan_launch", request=3) == "planned 3"
+    assert relay.call("plan_launch", request=3) == planned("planned 3")
     assert [entry.name for entry in relay.plugins] == ["here"]
     (trouble,) = relay.troubles
     assert trouble.kind is TroubleKind.DUPLICATE_NAME
@@ -122,7 +129,7 @@ def test_a_backend_that_owns_a_hook_of_the_launcher_ends_the_run(loaded: Any) ->
 
 def test_an_extension_may_wrap_an_owned_hook(loaded: Any) -> None:
     relay = Relay([loaded("here", LAUNCHER, Launcher()), loaded("wrap", EXTENSION, Wrapper())])
-    assert relay.call("plan_launch", request=4) == "<planned 4>"
+    assert relay.call("plan_launch", request=4) == planned("<planned 4>")
     assert relay.troubles == ()
 
 
@@ -147,7 +154,7 @@ def test_an_extension_that_does_not_fit_is_left_out_whole(loaded: Any) -> None:
 
     relay = Relay([loaded("here", LAUNCHER, Launcher()), loaded("unfit", EXTENSION, Unfit())])
     assert relay.call("configure_training", run=None) == []
-    assert relay.call("plan_launch", request=5) == "planned 5"
+    assert relay.call("plan_launch", request=5) == planned("planned 5")
     assert [trouble.kind for trouble in relay.troubles] == [TroubleKind.WRONG_SIGNATURE]
 
 
@@ -192,6 +199,46 @@ def test_a_hook_that_must_answer_and_does_not_is_an_error(loaded: Any) -> None:
     with pytest.raises(PluginTroubleError, match=r"launcher here .*launch is not implemented"):
         relay.call("launch", plan=None)
     assert relay.call("shard_data", context=None, dataset=None, shard=None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook", "arguments", "wanted"),
+    [
+        (LAUNCHER, "plan_launch", {"request": None}, "LaunchPlan"),
+        (LAUNCHER, "launch", {"plan": None}, "Job"),
+        (BACKEND, "expect_wrapped", {"run": None}, "WrapFacts"),
+        (BACKEND, "wrap_model", {"context": None, "model": None, "optimizer": None}, "WrappedModel"),
+    ],
+)
+def test_an_answer_of_another_type_is_the_plugins_fault(
+    loaded: Any, kind: PluginKind, hook: str, arguments: dict[str, Any], wanted: str
+) -> None:
+    class Odd:
+        @hookimpl
+        def plan_launch(self) -> str:
+            return "python train.py"
+
+        @hookimpl
+        def launch(self) -> str:
+            return "1234"
+
+    class OddBackend:
+        @hookimpl
+        def expect_wrapped(self) -> str:
+            return "DistributedDataParallel"
+
+        @hookimpl
+        def wrap_model(self) -> str:
+            return "wrapped"
+
+    relay = Relay([loaded("odd", kind, Odd() if kind is LAUNCHER else OddBackend())])
+    with pytest.raises(PluginTroubleError) as caught:
+        relay.call(hook, **arguments)
+    assert caught.value.exit_code is ExitCode.PLUGIN
+    assert caught.value.trouble.kind is TroubleKind.HOOK_RAISES
+    assert caught.value.message == (
+        f"{kind.label} odd (odd-plugin 1.0): its hook {hook} answered a str, which is no {wanted}"
+    )
 
 
 def test_the_hot_path_calls_pluggy_directly(loaded: Any) -> None:
@@ -254,6 +301,7 @@ def test_the_worker_gets_the_planned_backend_and_its_options(install: Any) -> No
         from dataclasses import dataclass
         from fleettune_core.config.fields import setting
         from fleettune_core.hookspecs import hookimpl
+        from fleettune_core.types import WrapFacts, WrappedModel
 
         class Backend:
             @dataclass(frozen=True)
@@ -262,12 +310,12 @@ def test_the_worker_gets_the_planned_backend_and_its_options(install: Any) -> No
 
             @hookimpl
             def wrap_model(self, context, model, optimizer):
-                return "wrapped"
+                return WrappedModel(model=model, optimizer=optimizer, facts=WrapFacts(wrapper="plain", world_size=1))
     """
     install("acme-plugin", {BACKEND.value: {"acme": "acme_module:Backend"}}, {"acme_module": source})
     relay = Relay.for_worker("acme")
     assert [entry.name for entry in relay.plugins if entry.kind is BACKEND] == ["acme"]
-    assert relay.call("wrap_model", context=None, model=None, optimizer=None) == "wrapped"
+    assert relay.call("wrap_model", context=None, model=None, optimizer=None).facts.wrapper == "plain"
     assert relay.options_of("acme", {"stage": 2}).stage == 2
     with pytest.raises(FtError, match=r"run\.json: stage is 4, but must be at most 3"):
         relay.options_of("acme", {"stage": 4})

@@ -9,7 +9,7 @@ import pytest
 from fleettune_core.config.schema import Backend, Launch, RunConfig
 from fleettune_core.config.source import LoadedConfig, Source
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.plugins.catalog import PluginKind
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.selection import Asked, asked_for, choose_backend, choose_launcher
 from fleettune_core.types import Detection, ProcessInfo, Score
 
@@ -200,8 +200,6 @@ def test_the_backend_is_chosen_by_the_same_rules(make_entry: Any) -> None:
     assert choose_backend(entries=backends).choice.name == "ddp"
     asked = [Asked(name="acme", source=Source(kind="environment", where="FT_BACKEND"))]
     assert choose_backend(entries=backends, asked=asked).choice.name == "acme"
-    seen = {"acme": Detection(score=Score.AVAILABLE, reason="acme found")}
-    assert choose_backend(entries=backends, detections=seen).notes == ("acme found; add --backend acme to use it",)
 
 
 def test_what_was_asked_is_read_from_the_config_and_the_environment() -> None:

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from fleettune_cli import __version__
+from fleettune_cli.plugin_rows import all_entries, listed
 from fleettune_cli.units import format_bytes
 from fleettune_cli.versions import OWN, version_of
 from fleettune_core.errors import FtError
@@ -131,7 +132,7 @@ def folders(env: Mapping[str, str]) -> Iterator[Finding]:
 
 def hub(env: Mapping[str, str]) -> Iterator[Finding]:
     """What the environment says about the hub and telemetry."""
-    offline = env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    offline = is_offline(env)
     yield Finding(
         topic="hub",
         state="note" if offline else "ok",
@@ -147,23 +148,35 @@ def hub(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def plugins(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Launchers with what they detect here, backends, and trouble."""
-    from fleettune_core.plugins.catalog import PluginKind, load_catalog
+    """Every plugin: launchers with what they detect here, and what is wrong with one."""
+    from fleettune_core.plugins.catalog import load_catalog
     from fleettune_core.plugins.detection import detect
+    from fleettune_core.plugins.entries import PluginKind
 
     catalog = load_catalog()
-    launchers = catalog.entries(PluginKind.LAUNCHER)
-    detections, troubles = detect(launchers, env, catalog.load)
-    for entry in launchers:
-        seen = detections.get(entry.name)
-        text = f"{entry.name} [{entry.source}]" + (f": {seen.reason}" if seen is not None else "")
-        yield Finding(topic="launcher", state="ok", text=text)
-    for entry in catalog.entries(PluginKind.BACKEND):
-        yield Finding(topic="backend", state="ok", text=f"{entry.name} [{entry.source}]")
-    for trouble in dict.fromkeys((*catalog.troubles, *troubles)):
-        # A run that does not ask for this plugin is not harmed, so this is never `bad`.
+    rows, others = listed(catalog, check=True, env=env)
+    for entry, row in zip(all_entries(catalog), rows, strict=True):
+        head = f"{row.name} [{row.source}]"
+        if row.state != "ok":
+            # A run that does not ask for this plugin is not harmed, so trouble is never `bad`.
+            yield Finding(topic=row.kind, state="note", text=f"{head}: {row.state}", hint=row.hint)
+            continue
+        seen = None
+        if entry.kind is PluginKind.LAUNCHER:
+            try:
+                seen = detect([entry], env, catalog.load)[0].get(entry.name)
+            except FtError as error:
+                yield Finding(topic=row.kind, state="bad", text=f"{head}: {error.message}", hint=error.hint)
+                continue
+        yield Finding(topic=row.kind, state="ok", text=head + (f": {seen.reason}" if seen is not None else ""))
+    for trouble in others:
         text = f"{trouble.kind.value}: {trouble.plugin} ({trouble.distribution}): {trouble.message}"
         yield Finding(topic="plugin", state="note", text=" ".join(text.split()), hint=trouble.hint)
+
+
+def is_offline(env: Mapping[str, str]) -> bool:
+    """Whether the environment forbids to ask the hub, as huggingface_hub reads it."""
+    return env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 CHECKS: tuple[Check, ...] = (python, own_distributions, training_libraries, devices, folders, hub, plugins)

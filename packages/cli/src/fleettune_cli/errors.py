@@ -13,6 +13,7 @@ import click
 from click.exceptions import Abort, Exit, NoArgsIsHelpError
 
 from fleettune_cli import terminal
+from fleettune_cli.words import fold, words_typed
 from fleettune_core.errors import ExitCode, FtError, nearest
 from fleettune_core.masking import mask_tokens
 
@@ -21,6 +22,8 @@ def guard(run: Callable[[], Any]) -> int:
     """Call `run` and return the exit code: its own if it returned an int, otherwise by what it raised."""
     try:
         result = run()
+        # What is still in the buffer fails here, and not while the interpreter shuts down.
+        sys.stdout.flush()
     except Exit as request:
         return int(request.exit_code)
     except NoArgsIsHelpError as error:
@@ -36,6 +39,8 @@ def guard(run: Callable[[], Any]) -> int:
     except BrokenPipeError:
         _close_stdout()
         return ExitCode.OK
+    except OSError as error:
+        return show_system_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort of the command line
         return show_fault(error)
     return int(result) if isinstance(result, int) else ExitCode.OK
@@ -50,6 +55,35 @@ def show(error: FtError) -> int:
     if error.hint:
         terminal.say(f"{terminal.styled('hint:', stream, fg='cyan', bold=True)} {error.hint}")
     return int(error.exit_code)
+
+
+def show_system_error(error: OSError) -> int:
+    """Print what the system refused (a full disk, a folder that is gone) in one line; returns the exit code."""
+    what = mask_tokens(error.strerror or str(error) or type(error).__name__)
+    place = f" {error.filename}:" if error.filename is not None else ""
+    if not _can_write(sys.stdout):
+        _close_stdout()
+    if error.filename is None and not _has_folder():
+        place = " the current folder:"
+    return show(FtError(f"the system refused:{place} {what}", exit_code=ExitCode.TRAINING))
+
+
+def _can_write(stream: Any) -> bool:
+    try:
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _has_folder() -> bool:
+    from pathlib import Path
+
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 def show_fault(error: Exception) -> int:
@@ -98,8 +132,6 @@ def from_click(error: click.ClickException) -> FtError:
 
 def unknown_option(error: click.NoSuchOption, context: click.Context | None) -> FtError:
     """An unknown option as it was typed, with the nearest one, or where else its meaning may be found."""
-    from fleettune_cli.lazy import fold, words_typed
-
     path = context.command_path if context is not None else "ft"
     typed = error.option_name
     valid: list[str] = []

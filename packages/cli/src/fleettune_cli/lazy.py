@@ -14,19 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from rich_click import RichCommand, RichGroup
 
 from fleettune_cli import errors
-
-_TYPED = "fleettune_cli.typed"
+from fleettune_cli.words import TYPED, fold, words_typed
 
 PROGRAM = "ft"
 COMPLETION_VARIABLE = "_FT_COMPLETE"
-
-
-def fold(token: str) -> str:
-    """`_` is `-` in the name of an option or a command (never in a value: Click splits at `=` first)."""
-    return token.replace("_", "-")
 
 
 CONTEXT_SETTINGS: dict[str, Any] = {
@@ -46,8 +41,22 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 class FtCommand(RichCommand):
     """A command that remembers how its options were typed."""
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As Click completes, with `_` for `-` in the name of an option; the shell gets the spelling that was begun.
+
+        The shell drops what does not begin with the typed letters, so each name is given as far as typed in their
+        spelling.
+        """
+        folded = fold(incomplete) if incomplete.startswith("--") else incomplete
+        found = super().shell_complete(ctx, folded)
+        if folded == incomplete:
+            return found
+        return [
+            CompletionItem(incomplete + item.value[len(incomplete) :], type=item.type, help=item.help) for item in found
+        ]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_TYPED] = tuple(args)
+        ctx.meta[TYPED] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -62,7 +71,7 @@ class FtGroup(RichGroup):
     command_class = FtCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_TYPED] = tuple(args)
+        ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(
@@ -139,11 +148,6 @@ class LazyGroup(FtGroup):
         if standalone_mode:
             sys.exit(errors.guard(run))
         return run()
-
-
-def words_typed(ctx: click.Context) -> tuple[str, ...]:
-    """The words that this context's command was given, as they were typed."""
-    return tuple(ctx.meta.get(_TYPED, ()))
 
 
 def option_as_typed(ctx: click.Context, option: click.Parameter) -> str:

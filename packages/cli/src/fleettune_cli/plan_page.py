@@ -176,8 +176,8 @@ def _overridden(plan: Plan) -> Iterator[tuple[str, str]]:
     for path, source in plan.sources.items():
         name = path.rpartition(".")[2]
         for where, value in source.beat:
-            won = "" if path not in values else f" {format_value(values[path])}"
-            yield "", f"{source.where}{won} beats {where} ({name}: {format_value(value)})"
+            won = "" if path not in values else f" {_shown(path, values[path])}"
+            yield "", f"{source.where}{won} beats {where} ({name}: {_shown(path, value)})"
 
 
 def _explained(plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -187,8 +187,12 @@ def _explained(plan: Plan) -> Iterator[tuple[str, str, str]]:
         decided = path in settings and value != settings[path].default
         where = source.where if source is not None else "the plan" if decided else "default"
         if source is not None and source.beat:
-            where += ", beats " + ", ".join(f"{loser} ({format_value(lost)})" for loser, lost in source.beat)
-        yield path, MASK if is_secret(path, value) else format_value(value), where
+            where += ", beats " + ", ".join(f"{loser} ({_shown(path, lost)})" for loser, lost in source.beat)
+        yield path, _shown(path, value), where
+
+
+def _shown(path: str, value: Any) -> str:
+    return MASK if value is not None and is_secret(path, value) else format_value(value)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

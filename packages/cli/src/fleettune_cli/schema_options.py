@@ -46,6 +46,10 @@ class SettingOption(RichOption):
         values = self.values
         if self.path in PLUGIN_GROUPS:
             values = tuple(plugin_names(PLUGIN_GROUPS[self.path]))
+        elif self.path == "train.lr_scheduler_type":
+            from fleettune_core.config.trl_fields import fields_for
+
+            values = fields_for("sft")["lr_scheduler_type"].choices
         if values:
             return [CompletionItem(value) for value in values if value.startswith(incomplete)]
         if self.path in ("model.model", "data.dataset", "data.eval_dataset"):
@@ -61,6 +65,29 @@ class SettingOption(RichOption):
             # Both spellings in one word, which Click itself would refuse to declare.
             shown.opts = [f"--[no-]{self.opts[0][2:]}"]
         return shown.get_rich_table_row(ctx, formatter, panel)
+
+
+def complete_set(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What `--set` may name: sections, then the settings and TRL's fields of a section, then a field's values."""
+    from fleettune_core.config.trl_fields import OWNED, fields_for
+
+    path, equals, begun = incomplete.partition("=")
+    section, dot, _ = path.partition(".")
+    fields = fields_for("sft")
+    if equals:
+        field = fields.get(path.partition(".")[2]) if section == "train" else None
+        return [
+            CompletionItem(f"{path}={value}") for value in (field.choices if field else ()) if value.startswith(begun)
+        ]
+    if not dot:
+        return [CompletionItem(f"{name}.") for name in SECTIONS if name.startswith(path)]
+    if section not in SECTIONS:
+        return []
+    names = [setting.name for setting in settings_of(SECTIONS[section])]
+    if section == "train":
+        names += [name for name in fields if name not in OWNED and name not in names]
+    wanted = path.replace("-", "_")
+    return [CompletionItem(f"{section}.{name}=") for name in names if f"{section}.{name}".startswith(wanted)]
 
 
 def plugin_names(group: str) -> list[str]:

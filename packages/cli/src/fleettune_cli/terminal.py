@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DEFAULT_COLUMNS = 80
+MIN_COLUMNS = 20
+"""Narrower than this a page of options is no page."""
 
 
 def is_plain(stream: IO[str], env: Mapping[str, str] | None = None) -> bool:
@@ -27,6 +30,13 @@ def is_plain(stream: IO[str], env: Mapping[str, str] | None = None) -> bool:
 def columns() -> int:
     """Width of the terminal, or 80 where there is none; `COLUMNS` wins."""
     return shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns
+
+
+def drop_impossible_columns() -> None:
+    """Unset a `COLUMNS` in which no page can be shown (0, or no number): what prints in columns reads it by itself."""
+    text = os.environ.get("COLUMNS", "")
+    if text and not (text.isdecimal() and int(text) >= MIN_COLUMNS):
+        del os.environ["COLUMNS"]
 
 
 def rich_console(stream: IO[str]) -> Console:
@@ -49,6 +59,13 @@ def say(line: str) -> None:
 def warn(line: str) -> None:
     """One warning line on stderr."""
     say(f"{styled('warning:', sys.stderr, fg='yellow', bold=True)} {line}")
+
+
+def replace_closed_streams() -> None:
+    """Who closed stdout or stderr (`ft … >&-`) wants nothing there, and the next file must not take its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open as long as we live
 
 
 def escape_what_cannot_be_shown() -> None:

@@ -8,7 +8,10 @@ an instance. A plugin's settings are a frozen dataclass named `Options` on it, e
 `fleettune_core.config.setting`.
 
 What a hook raises: `FtError` for what a user can mend, and it is shown as it is. Anything else is reported as this
-plugin's fault, with the plugin, the hook and the traceback in the log, and ends the run with exit code 3.
+plugin's fault, with the plugin, the hook and the line that raised, and ends the run with exit code 3; so is an answer
+of another type. The whole traceback is in the rank's log, for the hooks that workers call; of the hooks that control
+calls (the first three) it is not kept. A `detect_environment` that raises something else than `FtError` ends no run:
+it detects nothing, and the plan warns.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ def detect_environment(env: Environment) -> Detection | None:
     Called: in control before the choice, and in every worker. Pure: it looks at the mapping alone (no files, no
     commands, no network; `PATH` is in the mapping, and looking for an executable along it is allowed) and answers
     within 5 ms; slower than that is recorded as trouble. `process` is set when this process *already is* a rank:
-    then nothing is launched again.
+    then nothing is launched again. Raises `FtError` (exit code 4) where `env` contradicts itself about that.
     """
     raise AssertionError("a specification is never called")
 

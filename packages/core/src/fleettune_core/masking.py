@@ -11,6 +11,8 @@ MASK = "***"
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:[A-Z]*TOKEN|[A-Z]*SECRET|PASS|PASSWD|[A-Z]*PASSWORD|PASSPHRASE|[A-Z]*KEY|CREDENTIALS?|AUTH|COOKIE)(?:_|$)"
 )
+_SPECIAL_TOKEN = re.compile(r"(?:^|_)(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK)_TOKEN$")
+"""A tokenizer's own tokens, which keep nothing secret."""
 _TOKEN = re.compile(
     r"""
     \bhf_[A-Za-z0-9]{8,}                                   # Hugging Face
@@ -64,7 +66,8 @@ def shown(key: str, value: Any) -> str:
 
 
 def _names_a_secret(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name.replace("-", "_").upper()))
+    upper = name.replace("-", "_").upper()
+    return bool(_SECRET_NAME.search(upper)) and not _SPECIAL_TOKEN.search(upper)
 
 
 def _mask_long_word(match: re.Match[str]) -> str:

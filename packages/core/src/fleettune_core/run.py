@@ -26,7 +26,8 @@ from fleettune_core.plan.model import Plan
 from fleettune_core.plan.record import run_record
 from fleettune_core.plan.serialise import to_dict
 from fleettune_core.plan.solve import WORKER
-from fleettune_core.plugins.catalog import Catalog, PluginKind, load_catalog
+from fleettune_core.plugins.catalog import Catalog, load_catalog
+from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.relay import open_relay
 from fleettune_core.rundir import RunDir
 from fleettune_core.types import Job, JobStatus, LaunchPlan, ProcessInfo, current_environment

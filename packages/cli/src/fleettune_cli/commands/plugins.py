@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import types
+import typing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +16,13 @@ from click.shell_completion import CompletionItem
 
 from fleettune_cli import terminal
 from fleettune_cli.lazy import CONTEXT_SETTINGS, FtGroup
+from fleettune_cli.plugin_rows import all_entries, listed
 from fleettune_cli.tables import print_table
 from fleettune_core.errors import ExitCode, FtError, did_you_mean
 
 if TYPE_CHECKING:
-    from fleettune_core.plugins.catalog import Catalog, PluginEntry
-    from fleettune_core.plugins.trouble import Trouble
+    from fleettune_core.plugins.catalog import Catalog
+    from fleettune_core.plugins.entries import PluginEntry
 
 JSON = rich_click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -30,31 +32,12 @@ def plugins() -> None:
     """Launchers, backends and extensions that are installed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """One line of the list."""
-
-    name: str
-    kind: str
-    distribution: str
-    version: str
-    builtin: bool
-    state: str
-    """`installed` (not looked at), `ok` (imported and checked), or what is wrong."""
-    hint: str | None = None
-
-    @property
-    def source(self) -> str:
-        """`fleettune-core 0.1.0`."""
-        return f"{self.distribution} {self.version}"
-
-    def concerns(self, trouble: Trouble) -> bool:
-        """Whether a record is about this plugin."""
-        return trouble.plugin == f"{self.kind} {self.name}" and self.source in trouble.distribution
-
-
 @plugins.command("list", context_settings=CONTEXT_SETTINGS)
-@rich_click.option("--check", is_flag=True, help="Import each plugin and check it against the contract.")
+@rich_click.option(
+    "--check",
+    is_flag=True,
+    help="Import each plugin, check it against the contract, and ask launchers what they detect.",
+)
 @JSON
 def list_plugins(check: bool, as_json: bool) -> int:
     """List the installed plugins. Without --check nothing of them is imported."""
@@ -79,32 +62,10 @@ def list_plugins(check: bool, as_json: bool) -> int:
     return ExitCode.PLUGIN if check and any(row.state != "ok" for row in rows) else ExitCode.OK
 
 
-def listed(catalog: Catalog, *, check: bool) -> tuple[list[Listed], list[Trouble]]:
-    """The lines of the list, and the troubles that belong to none of them."""
-    troubles = list(catalog.troubles)
-    rows: list[Listed] = []
-    for entry in _all_entries(catalog):
-        row = Listed(
-            name=entry.name,
-            kind=entry.kind.label,
-            distribution=entry.distribution,
-            version=entry.version,
-            builtin=entry.builtin,
-            state="ok" if check else "installed",
-        )
-        mine = next((trouble for trouble in troubles if row.concerns(trouble)), None)
-        if mine is None and check:
-            mine = _checked(catalog, entry)
-        if mine is not None:
-            row = replace(row, state=" ".join(f"{mine.kind.value}: {mine.message}".split()), hint=mine.hint)
-        rows.append(row)
-    return rows, [trouble for trouble in troubles if not any(row.concerns(trouble) for row in rows)]
-
-
 def _names_of_plugins(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from fleettune_core.plugins.catalog import load_catalog
 
-    names = sorted({entry.name for entry in _all_entries(load_catalog())})
+    names = sorted({entry.name for entry in all_entries(load_catalog())})
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
@@ -116,7 +77,7 @@ def show(name: str, as_json: bool) -> int:
     from fleettune_core.plugins.catalog import load_catalog
 
     catalog = load_catalog()
-    entries = _all_entries(catalog)
+    entries = all_entries(catalog)
     found = [entry for entry in entries if entry.name == name]
     if not found:
         names = sorted({entry.name for entry in entries})
@@ -127,7 +88,7 @@ def show(name: str, as_json: bool) -> int:
         )
     described = [describe(catalog, entry) for entry in found]
     if as_json:
-        click.echo(json.dumps(described if len(described) > 1 else described[0], indent=2))
+        click.echo(json.dumps(described if len(described) > 1 else described[0], indent=2, default=str))
     else:
         for number, page in enumerate(described):
             if number:
@@ -159,7 +120,7 @@ def describe(catalog: Catalog, entry: PluginEntry) -> dict[str, Any]:
             {
                 "name": option.name,
                 "say": _how_to_say(section, option.name),
-                "type": "|".join(map(str, option.choices)) or option.base_type.__name__,
+                "type": _type_of(option.annotation),
                 "default": option.default,
                 "help": option.help,
             }
@@ -191,6 +152,17 @@ def _print_plugin(page: dict[str, Any]) -> None:
             click.echo(f"      {line}")
 
 
+def _type_of(annotation: Any) -> str:
+    """An option's type as it is read: `none|bf16`, `float`, `tuple[int, ...]`; None is left out."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return "|".join(str(choice) for choice in typing.get_args(annotation) if choice is not None)
+    if origin in (typing.Union, types.UnionType):
+        parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+        return "|".join(filter(None, map(_type_of, parts)))
+    return annotation.__name__ if origin is None and inspect.isclass(annotation) else str(annotation)
+
+
 def _how_to_say(section: str | None, name: str) -> str:
     """How the option is typed: its own flag where first-party options have one, else `--set`."""
     from fleettune_cli.plugin_flags import PLUGIN_FLAGS
@@ -204,23 +176,3 @@ def _wrapped(text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, width=max(40, terminal.columns() - 6))
-
-
-def _checked(catalog: Catalog, entry: PluginEntry) -> Trouble | None:
-    from fleettune_core.plugins.trouble import PluginTroubleError
-
-    try:
-        catalog.load(entry)
-    except PluginTroubleError as error:
-        return error.trouble
-    return None
-
-
-def _all_entries(catalog: Catalog) -> list[PluginEntry]:
-    from fleettune_core.plugins.catalog import PluginKind
-
-    def entries() -> Iterator[PluginEntry]:
-        for kind in PluginKind:
-            yield from catalog.entries(kind)
-
-    return list(entries())

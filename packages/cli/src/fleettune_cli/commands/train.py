@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import json
 import sys
 from collections.abc import Mapping
@@ -12,14 +14,18 @@ import click
 import rich_click
 
 from fleettune_cli import schema_options
-from fleettune_cli.lazy import CONTEXT_SETTINGS, FtCommand, fold
+from fleettune_cli.lazy import CONTEXT_SETTINGS, FtCommand
+from fleettune_cli.words import fold, words_typed
 from fleettune_core.config.schema import SECTIONS
-from fleettune_core.errors import ExitCode, FtError, nearest
+from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.masking import MASK, is_secret
 
 if TYPE_CHECKING:
     from fleettune_core.plan.model import Plan
 
 PANEL = "Output"
+_SLIP = 0.8
+"""How alike (`difflib`) a variable's name and an option's must be for one to be taken for the other."""
 
 
 class TrainCommand(FtCommand):
@@ -50,6 +56,7 @@ class TrainCommand(FtCommand):
 @rich_click.option(
     "--set",
     "sets",
+    shell_complete=schema_options.complete_set,
     multiple=True,
     panel=schema_options.PANELS[""],
     metavar="KEY.PATH=VALUE",
@@ -80,12 +87,12 @@ def train(
     file = run_file(ctx, words)
 
     from fleettune_cli.render_plan import print_plan
-    from fleettune_core.config.load import load_config
+    from fleettune_core.config.load import read_config
     from fleettune_core.plan.solve import make_plan
     from fleettune_core.types import current_environment
 
     env = current_environment()
-    loaded = load_config(file=file, flags=schema_options.said(ctx), sets=sets, env=env)
+    loaded = read_config(file=file, flags=schema_options.said(ctx), sets=sets, env=env)
     plan = make_plan(loaded, env=env)
     speaks = plan.process is None or plan.process.rank == 0
     if dry_run:
@@ -142,10 +149,10 @@ def execute(plan: Plan, env: Mapping[str, str], *, as_json: bool, quiet: bool) -
 
 def run_file(ctx: click.Context, words: tuple[str, ...]) -> Path | None:
     """The run file among the words that belong to no option; `FtError` for a word that is none."""
-    stray = [word for word in words if _assignment(word)]
+    stray = [word for word in words if _assignment(word) or _is_switch_value(word)]
     for word in stray or words[1:]:
         raise FtError(
-            f"`{ctx.command_path}` does not understand {word!r} here",
+            f"`{ctx.command_path}` does not understand {_without_secret(word)!r} here",
             hint=_hint_for_stray(ctx, word),
             exit_code=ExitCode.USAGE,
         )
@@ -157,19 +164,52 @@ def _assignment(word: str) -> bool:
     return bool(equals) and "/" not in name and not Path(word).exists()
 
 
-def _hint_for_stray(ctx: click.Context, word: str) -> str:
+def _is_switch_value(word: str) -> bool:
+    return word.lower() in ("true", "false") and not Path(word).exists()
+
+
+def _without_secret(word: str) -> str:
+    """`word` as it may be shown: of `TOKEN=abc` the name alone."""
     name, equals, value = word.partition("=")
-    if word.lower() in ("true", "false"):
-        return "a switch takes no value: write --lora or --no-lora"
-    if not equals:
+    return f"{name}={MASK}" if equals and value and is_secret(name, value) else word
+
+
+def _hint_for_stray(ctx: click.Context, word: str) -> str:
+    if _is_switch_value(word):
+        return _how_to_switch(ctx)
+    if "=" not in word:
         return f"give one run file, `{ctx.command_path} RUN.yaml`, and everything else as --options"
-    options = {flag for option in schema_options.setting_options(ctx) for flag in option.opts}
-    flag = "--" + fold(name).lower()
-    if flag in options:
-        return f"nothing reads a variable after the command: write {flag} {value}"
+    word = _without_secret(word)
+    name, _, value = word.partition("=")
+    options = {
+        flag.removeprefix("--"): option
+        for option in schema_options.setting_options(ctx)
+        for flag in option.opts
+        if flag.startswith("--")
+    }
+    spelled = fold(name).lower().removeprefix("--")
+    if spelled in options:
+        return f"nothing reads a variable after the command; {_write(options[spelled], spelled, value)}"
     if "." in name and name.partition(".")[0] in SECTIONS:
         return f"write --set {word}"
-    close = nearest(flag, options)
+    # Short names resemble many options: what is no clear slip of the finger is taken for a variable.
+    close = difflib.get_close_matches(spelled, options, n=1, cutoff=_SLIP)
     if close:
-        return f"write {close[0]} {value}"
+        return _write(options[close[0]], close[0], value)
     return f"a variable stands before the command: {word} {ctx.command_path} …"
+
+
+def _write(option: schema_options.SettingOption, name: str, value: str) -> str:
+    if option.is_flag:
+        return f"--{name} is a switch: write --{name} or --no-{name}"
+    return f"write --{name} {value}"
+
+
+def _how_to_switch(ctx: click.Context) -> str:
+    """For a stray true or false: the switch that it was typed after, where that can be told."""
+    name = "lora"
+    typed = words_typed(ctx)
+    for before, word in itertools.pairwise(typed):
+        if _is_switch_value(word) and before.startswith("--") and "=" not in before:
+            name = fold(before.removeprefix("--")).removeprefix("no-")
+    return f"a switch takes no value: write --{name} or --no-{name}"

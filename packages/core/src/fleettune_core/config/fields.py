@@ -18,22 +18,25 @@ _KEY = "fleettune.setting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a number, inclusive unless `above` (exclusive lower bound) is used."""
+    """Bounds of a number: `at_least` and `at_most` are inclusive, `above` and `below` are not."""
 
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
+    below: float | None = None
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is out of bounds, or None."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least:g}"
+            return f"must be at least {_number(self.at_least)}"
         if self.above is not None and value <= self.above:
-            return f"must be above {self.above:g}"
+            return f"must be above {_number(self.above)}"
         if self.at_most is not None and value > self.at_most:
-            return f"must be at most {self.at_most:g}"
+            return f"must be at most {_number(self.at_most)}"
+        if self.below is not None and value >= self.below:
+            return f"must be below {_number(self.below)}"
         return None
 
 
@@ -115,6 +118,11 @@ def settings_of(owner: type) -> Iterator[Setting]:
             limits=limits,
             metavar=metavar,
         )
+
+
+def _number(bound: float) -> str:
+    """A whole bound with all its digits."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

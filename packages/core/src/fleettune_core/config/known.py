@@ -19,7 +19,14 @@ METHOD = "sft"
 
 
 class UnknownNameError(Exception):
-    """A name that no setting has, or that must not be set; the text says so after `place: `."""
+    """A name that no setting has, or that must not be set; the text says so after `place: `.
+
+    `meant` is the path of the setting that was probably meant, or None.
+    """
+
+    def __init__(self, said: str, meant: str | None = None) -> None:
+        super().__init__(said)
+        self.meant = meant
 
 
 @cache
@@ -64,7 +71,19 @@ def target_of(path: str) -> Target:
         return Target(path=path, annotation=None)
     if section == "train" and name in fields_for(METHOD):
         return _trl_target(path, name)
-    raise UnknownNameError(_why_unknown(section, name))
+    raise UnknownNameError(_why_unknown(section, name), probably_meant(section, name))
+
+
+def probably_meant(section: str, name: str) -> str | None:
+    """The path of the setting that an unknown key stands for, or None where nothing is near."""
+    elsewhere = _paths_by_spelling().get(name or section)
+    if elsewhere is not None:
+        return elsewhere
+    if not name:
+        close = nearest(section, [*TOP_LEVEL, *SECTIONS])
+        return None if not close else first_setting(close[0]) if close[0] in SECTIONS else close[0]
+    close = nearest(name, [path.partition(".")[2] for path in settings_by_path() if path.startswith(f"{section}.")])
+    return f"{section}.{close[0]}" if close else None
 
 
 def why_no_option(section: str, name: str, options: list[str], title: str) -> str:
@@ -72,15 +91,21 @@ def why_no_option(section: str, name: str, options: list[str], title: str) -> st
 
     `options` are the plugin's, `title` is what it is called (`backend ddp`).
     """
+    misspelt = why_misspelt(section, name, options)
+    if misspelt is not None:
+        return misspelt
+    listed = f"its options: {', '.join(options)}" if options else "it has none"
+    return f"{title} has no option of that name; {listed}"
+
+
+def why_misspelt(section: str, name: str, options: list[str]) -> str | None:
+    """What to say of a key under `launch:` or `backend:` that is near a known one or belongs elsewhere, else None."""
     elsewhere = _paths_by_spelling().get(name)
     if elsewhere is not None:
         return f"unknown key; {_place(elsewhere)}"
     own = [path.partition(".")[2] for path in settings_by_path() if path.startswith(f"{section}.")]
     close = nearest(name, [*own, *options])
-    if close:
-        return f"unknown key (did you mean {close[0]}?)"
-    listed = f"its options: {', '.join(options)}" if options else "it has none"
-    return f"{title} has no option of that name; {listed}"
+    return f"unknown key (did you mean {close[0]}?)" if close else None
 
 
 def _trl_target(path: str, name: str) -> Target:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,10 +22,10 @@ from fleettune_core.config.known import (
     target_of,
 )
 from fleettune_core.config.schema import SECTIONS, TOP_LEVEL, RunConfig
-from fleettune_core.config.source import LoadedConfig, Source
+from fleettune_core.config.source import LoadedConfig, Source, ValueMistake
 from fleettune_core.config.values import BadValueError, Given, Target, convert
 from fleettune_core.config.yaml_file import Entry, YamlFileError, parse, read_file
-from fleettune_core.errors import ExitCode, FtError
+from fleettune_core.errors import FtError
 from fleettune_core.masking import MASK, is_secret, shown
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"FT_LAUNCHER": "launch.launcher", "FT_BACKEND": "backend.backend"})
@@ -34,15 +33,6 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({"FT_LAUNCHER": "launch.launch
 
 REQUIRED: tuple[str, ...] = ("model.model", "data.dataset")
 _SET_EXAMPLE = "write --set key.path=value, for instance --set train.adam_beta1=0.8"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mistake:
-    text: str
-    line: int = 0
-    """Line of the run file; 0 for a mistake that has none."""
-    in_file: bool = False
-    """Whether the run file is (also) to be mended."""
 
 
 def load_config(
@@ -61,11 +51,28 @@ def load_config(
     Raises `FtError` with every mistake in `problems`: exit code 5 when the run file has one, 2 when only the command
     line has.
     """
+    loaded = read_config(file=file, flags=flags, sets=sets, env=env, required=required)
+    loaded.raise_mistakes()
+    return loaded
+
+
+def read_config(
+    *,
+    file: Path | None,
+    flags: Mapping[str, tuple[str, Any]],
+    sets: Sequence[str],
+    env: Mapping[str, str],
+    required: Sequence[str] = REQUIRED,
+) -> LoadedConfig:
+    """As `load_config`, but mistakes are kept in the result: `make_plan` raises them together with its own.
+
+    Raises `FtError` for a run file that cannot be read at all.
+    """
     return _Loader(file).load(flags=flags, sets=sets, env=env, required=required)
 
 
 class _Loader:
-    """One call of `load_config`: gathers candidates for each path, strongest first, and mistakes."""
+    """One call of `read_config`: gathers candidates for each path, strongest first, and mistakes."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -75,7 +82,9 @@ class _Loader:
         self._sources: dict[str, Source] = {}
         self._wrong: set[str] = set()
         """Paths that already have a mistake, which one more would only repeat."""
-        self._mistakes: list[_Mistake] = []
+        self._meant: set[str] = set()
+        """Paths that misspelt keys stand for."""
+        self._mistakes: list[ValueMistake] = []
 
     def load(
         self,
@@ -95,13 +104,19 @@ class _Loader:
                 self._offer(path, Given(value=value, text=value, source=Source(kind="environment", where=variable)))
         if self._file is not None:
             self._offer_file(self._file)
+        self._wrong |= self._meant - self._candidates.keys()
         for path, candidates in self._candidates.items():
             self._choose(path, candidates)
         self._check_together()
         self._check_required(required)
-        if self._mistakes:
-            raise self._error()
-        return LoadedConfig(config=build_config(self._values), sources=MappingProxyType(self._sources))
+        right = {path: value for path, value in self._values.items() if path not in self._wrong}
+        return LoadedConfig(
+            config=build_config(right),
+            sources=MappingProxyType({path: self._sources[path] for path in right}),
+            file=self._file,
+            mistakes=tuple(sorted(self._mistakes, key=lambda mistake: mistake.line or sys.maxsize)),
+            wrong=frozenset(self._wrong),
+        )
 
     # Gathering
 
@@ -110,6 +125,8 @@ class _Loader:
             target = target_of(path)
         except UnknownNameError as unknown:
             self._complain(path, given, str(unknown))
+            if unknown.meant:
+                self._meant.add(unknown.meant)
             return
         self._targets[target.path] = target
         self._candidates.setdefault(target.path, []).append(given)
@@ -119,7 +136,7 @@ class _Loader:
         path = folded(key)
         if not equals or not all(path.split(".")):
             written = MASK if is_secret(key, text) else text
-            self._mistakes.append(_Mistake(text=f"--set {written}: not of the form key.path=value; {_SET_EXAMPLE}"))
+            self._mistakes.append(ValueMistake(text=f"--set {written}: not of the form key.path=value; {_SET_EXAMPLE}"))
             return
         source = Source(kind="flag", where=f"--set {path}")
         try:
@@ -133,7 +150,7 @@ class _Loader:
             return
         if entry is None or entry.value is None:
             given = Given(value=None, text=None, source=source)
-        elif _takes_text(path) and not raw.startswith(("'", '"')):
+        elif _takes_text(path) and not raw.startswith(("'", '"')) and not _is_list_of_names(path, entry):
             given = Given(value=raw, text=raw, source=source)
         else:
             given = Given(value=entry.value, text=entry.text, source=source)
@@ -166,8 +183,9 @@ class _Loader:
             for name, name_line, item in entry.items:
                 yield f"{key}.{folded(name)}", name_line, item
         elif isinstance(entry.value, list):
+            self._meant.add(first_setting(key))
             said = f"{self._file}:{line}: {key}: a section is a mapping, not a list"
-            self._mistakes.append(_Mistake(text=said, line=line, in_file=True))
+            self._mistakes.append(ValueMistake(text=said, line=line, in_file=True))
         elif entry.value is not None:
             yield first_setting(key), line, entry
 
@@ -213,27 +231,21 @@ class _Loader:
             setting = settings_by_path()[path]
             section = path.partition(".")[0]
             usual = f"{setting.flags[0]} {setting.metavar}, or `{section}: ...` in {self._file or 'run.yaml'}"
-            self._mistakes.append(_Mistake(text=f"no {setting.name} given: {usual}", in_file=self._file is not None))
+            self._mistakes.append(
+                ValueMistake(text=f"no {setting.name} given: {usual}", in_file=self._file is not None)
+            )
 
     # Complaining
 
     def _complain(self, path: str, given: Given, said: str) -> None:
         self._wrong.add(path)
         where = given.source.where if given.line is None else f"{given.source.where}: {path}"
-        self._mistakes.append(_Mistake(text=f"{where}: {said}", line=given.line or 0, in_file=given.line is not None))
+        self._mistakes.append(
+            ValueMistake(text=f"{where}: {said}", line=given.line or 0, in_file=given.line is not None)
+        )
 
     def _complain_about(self, path: str, said: str) -> None:
         self._complain(path, self._candidates[path][0], said)
-
-    def _error(self) -> FtError:
-        by_line = sorted(self._mistakes, key=lambda mistake: mistake.line or sys.maxsize)
-        in_file = any(mistake.in_file for mistake in by_line)
-        place = str(self._file) if in_file else "the command line"
-        return FtError(
-            f"{len(by_line)} mistake{'s' if len(by_line) > 1 else ''} in {place}",
-            exit_code=ExitCode.CONFIG if in_file else ExitCode.USAGE,
-            problems=[mistake.text for mistake in by_line],
-        )
 
 
 def build_config(values: Mapping[str, Any]) -> RunConfig:
@@ -269,3 +281,11 @@ def _takes_text(path: str) -> bool:
         return bool(target_of(path).annotation in (str, str | None))
     except UnknownNameError:
         return True  # the name is the mistake to tell, not the value
+
+
+def _is_list_of_names(path: str, entry: Entry) -> bool:
+    """`--set model.lora_target=[q_proj, v_proj]`: brackets that are YAML, where names with commas are text."""
+    try:
+        return isinstance(entry.value, list) and target_of(path).joined
+    except UnknownNameError:
+        return False

@@ -123,7 +123,7 @@ class Train:
     weight_decay: float = setting(0.0, "Weight decay of the optimizer.", at_least=0)
     max_grad_norm: float = setting(1.0, "Clip gradients to this norm; 0 for no clipping.", at_least=0)
     optim: str = setting("adamw_torch", "Optimizer, as transformers names it.", metavar="NAME")
-    seed: int = setting(42, "Seed of the rows' order, the adapter's start and dropout.", at_least=0)
+    seed: int = setting(42, "Seed of the rows' order, the adapter's start and dropout.", at_least=0, at_most=2**32 - 1)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", "Arithmetic. auto: bf16 where the device multiplies bf16 natively, else fp32."
     )

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fleettune_core.config.fields import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrlField:
@@ -76,6 +78,22 @@ def made_from() -> Mapping[str, str]:
     """Versions of the libraries that the table was made from."""
     return MappingProxyType(dict(_table()["made_from"]))
 
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "adam_beta1": Limits(at_least=0, below=1),
+        "adam_beta2": Limits(at_least=0, below=1),
+        "adam_epsilon": Limits(above=0),
+        "dataloader_num_workers": Limits(at_least=0),
+        "dataloader_prefetch_factor": Limits(at_least=1),
+        "neftune_noise_alpha": Limits(at_least=0),
+        "torch_empty_cache_steps": Limits(at_least=1),
+        "eval_delay": Limits(at_least=0),
+        "router_aux_loss_coef": Limits(at_least=0),
+        "pad_to_multiple_of": Limits(at_least=1),
+    }
+)
+"""Bounds of fields whose meaning leaves no doubt: beyond them torch or transformers fail after the model is loaded."""
 
 _BATCH = "use --global-batch N, or --per-device-train-batch-size and --gradient-accumulation-steps"
 _PRECISION = "use --precision auto|fp32|bf16|fp16"

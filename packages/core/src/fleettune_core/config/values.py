@@ -12,16 +12,26 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from fleettune_core.config.fields import Limits, Setting
 from fleettune_core.config.source import Source
-from fleettune_core.config.trl_fields import TrlField
+from fleettune_core.config.trl_fields import LIMITS, TrlField
 from fleettune_core.errors import did_you_mean
 from fleettune_core.masking import shown
 
 _MOST_CHOICES_LISTED = 12
 _NO_LIMITS = Limits()
+
+ATTENTION_NAMES = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+)
+"""Attention kernels that transformers brings; any other one is a hub id (`kernels-community/flash-attn2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,12 @@ class Target:
     annotation: Any
     limits: Limits = _NO_LIMITS
     choices: tuple[str, ...] = ()
+    may_be_empty: bool = True
+    """Whether text may be empty: of a setting it would say nothing, and is most often an unset variable."""
+    names: tuple[str, ...] = ()
+    """Known names of a text that may also be a hub id (`owner/name`); empty for any text."""
+    joined: bool = False
+    """Whether a list of texts is taken as well, for the same names with commas."""
 
     @staticmethod
     def of_setting(path: str, setting: Setting, choices: tuple[str, ...] = ()) -> Target:
@@ -51,11 +67,15 @@ class Target:
             annotation=setting.annotation,
             limits=setting.limits,
             choices=setting.choices or choices,
+            may_be_empty=False,
+            names=ATTENTION_NAMES if path == "model.attn_implementation" else (),
+            joined=path == "model.lora_target",
         )
 
     @staticmethod
     def of_trl_field(path: str, field: TrlField) -> Target:
-        return Target(path=path, annotation=field.annotation, choices=field.choices)
+        limits = LIMITS.get(field.name, _NO_LIMITS)
+        return Target(path=path, annotation=field.annotation, limits=limits, choices=field.choices)
 
 
 class BadValueError(Exception):
@@ -76,8 +96,10 @@ def convert(given: Given, target: Target) -> Any:
         raise BadValueError(f"{_show(given, target)} is not {_wanted(target, members)}")
     if target.choices and not isinstance(value, (dict, list)):
         return _choice(given, target)
+    if target.joined and isinstance(value, list):
+        return _joined(given, target)
     if str in members and not members & {bool, int, float, dict} and not isinstance(value, (dict, list)):
-        return given.text if given.text is not None else str(value)  # a number is the text that was written
+        return _text(given, target)
     if str in members and isinstance(value, str):
         return value
     typed = _parse(given, target, members)
@@ -87,6 +109,24 @@ def convert(given: Given, target: Target) -> Any:
     if problem:
         raise BadValueError(f"{_show(given, target)} {problem}")
     return typed
+
+
+def _text(given: Given, target: Target) -> str:
+    written = given.text if given.text is not None else str(given.value)  # a number is the text that was written
+    if not written.strip() and not target.may_be_empty:
+        raise BadValueError("is empty; leave it out, or set the variable that it was to come from")
+    if target.names and "/" not in written and written not in target.names:
+        close = did_you_mean(written, target.names)
+        raise BadValueError(f"{_show(given, target)} is not one of {', '.join(target.names)}, nor a hub id{close}")
+    return written
+
+
+def _joined(given: Given, target: Target) -> str:
+    """The names of a list, with commas between them."""
+    items = cast("list[Any]", given.value)
+    if not items or not all(isinstance(item, str) and item.strip() for item in items):
+        raise BadValueError(f"{_show(given, target)} is not a list of names, such as [q_proj, v_proj]")
+    return ",".join(items)
 
 
 def _choice(given: Given, target: Target) -> str:

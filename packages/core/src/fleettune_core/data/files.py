@@ -35,6 +35,8 @@ _NAMES_SHOWN = 5
 _CHARACTERS_SHOWN = 40
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_PARQUET_MAGIC = (b"PAR1", b"PARE")
+_LEAST_PARQUET_BYTES = 12
 _KINDS = "json, jsonl, csv or parquet"
 
 
@@ -61,6 +63,9 @@ def find_files(spec: str) -> list[Path] | None:
     `spec` is a file, a folder (searched to the bottom; hidden files are passed over) or a glob. `FtError` when it
     looks like a path but nothing is there, and when a folder or a glob holds no data file.
     """
+    if not spec.strip():
+        # An empty path would mean the current folder.
+        raise FtError("the name of the data is empty", hint=f"give a file, folder or glob of {_KINDS}, or a hub id")
     path = Path(spec).expanduser()
     if path.is_file():
         if file_ending(path) is None:
@@ -87,6 +92,25 @@ def file_ending(path: Path) -> str | None:
     """The known ending of a data file (`.jsonl`, `.csv.gz`), or None."""
     name = path.name.lower()
     return max((ending for ending in ENDINGS if name.endswith(ending)), key=len, default=None)
+
+
+def check_parquet(path: Path) -> None:
+    """`FtError` for a parquet file that is cut off or is none: it begins and ends with `PAR1` (`PARE`: encrypted).
+
+    Source: https://parquet.apache.org/docs/file-format/.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 4))
+            end = file.read(4)
+    except OSError as error:
+        raise FtError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if start not in _PARQUET_MAGIC:
+        raise FtError(f"{path}: broken parquet file: it does not begin with PAR1")
+    if size < _LEAST_PARQUET_BYTES or end not in _PARQUET_MAGIC:
+        raise FtError(f"{path}: broken parquet file: it does not end with PAR1", hint="copy or download it again")
 
 
 def iter_all_rows(files: Iterable[Path], *, max_rows: int | None = None) -> Iterator[Row]:

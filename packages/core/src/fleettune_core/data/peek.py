@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from fleettune_core.config.schema import Data
-from fleettune_core.data.files import Row, file_ending, find_files, iter_rows
+from fleettune_core.data.files import Row, check_parquet, file_ending, find_files, iter_rows
 from fleettune_core.data.formats import FormatDetector, convert
 from fleettune_core.errors import FtError
 from fleettune_core.plan.model import DataSummary
@@ -39,11 +39,31 @@ def check_evaluation(data: Data) -> None:
         )
 
 
+def check_kept_back(data: Data, rows: int | None) -> None:
+    """`FtError` when `eval_split` is neither a share nor a count, or leaves none of the `rows` to train on (None: not
+    known yet, and told when the run prepares)."""
+    split = data.eval_split
+    if split > 1 and split != int(split):
+        raise FtError(
+            f"eval_split is {split:g}, which is neither a share of the rows nor a number of them",
+            hint="write a share below 1, such as --eval-split 0.05, or a whole number of rows",
+        )
+    kept = max(1, round(split * (rows or 0))) if split < 1 else int(split)
+    if split and rows is not None and kept >= rows:
+        raise FtError(
+            f"eval_split {split:g} keeps {kept} of {rows} rows: none is left to train on",
+            hint="keep fewer: --eval-split 0.05, or a count",
+        )
+
+
 def _look(spec: str, data: Data, limit_bytes: int) -> DataSummary:
     files = find_files(spec)
     if files is None:
         return _unread(data, f"hub id {spec}: loaded when the run prepares", ())
-    if any(file_ending(path) == ".parquet" for path in files):
+    parquet = [path for path in files if file_ending(path) == ".parquet"]
+    for path in parquet:
+        check_parquet(path)
+    if parquet:
         return _unread(data, "parquet: read when the run prepares", tuple(map(str, files)))
     detector = FormatDetector()
     rows, complete = _first_rows(files, data.max_rows, limit_bytes)

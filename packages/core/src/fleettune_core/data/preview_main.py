@@ -17,6 +17,10 @@ from fleettune_core.config.schema import Data, Model
 from fleettune_core.data.preview import Preview, PreviewExample, Segment, preview
 from fleettune_core.errors import ExitCode, FtError
 
+_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
+_NOT_FILES = ["*/*", "*.index.json"]
+"""What a tokenizer is made of in a hub repository, and what of it is not."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Print a preview, or an error, as one line of JSON on stdout; returns the exit code."""
@@ -73,12 +77,18 @@ def _tokenizer(model: Model) -> Any:
     ref = resolve_model(model.model)
     if ref.kind != "hub":
         return load_tokenizer(materialise(ref, model, cache_folder()), model)
-    # Of a hub model the tokenizer's files alone are fetched: a preview needs no weights.
+    # Of a hub model the tokenizer's files alone are fetched: a preview needs no weights. They are fetched at once,
+    # because transformers asks for each by itself, and waits for each where there is no network.
+    import huggingface_hub
     from transformers import AutoTokenizer
 
+    hub: Any = huggingface_hub
     factory: Any = AutoTokenizer
     try:
-        return factory.from_pretrained(ref.spec, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        folder = hub.snapshot_download(
+            ref.spec, revision=model.revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES
+        )
+        return factory.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise explain_load_error(error, name=ref.spec, what="tokenizer", revision=model.revision) from error
 

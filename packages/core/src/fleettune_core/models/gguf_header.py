@@ -40,6 +40,33 @@ _SCALARS: Mapping[int, struct.Struct] = MappingProxyType(
     }
 )
 """Value types by number: u8, i8, u16, i16, u32, i32, f32, bool, u64, i64, f64."""
+_ALIGNMENT = 32
+"""Tensor data begins at a multiple of this, unless `general.alignment` says another number."""
+_BLOCKS: Mapping[int, tuple[int, int]] = MappingProxyType(
+    {
+        0: (1, 4),  # F32
+        1: (1, 2),  # F16
+        2: (32, 18),  # Q4_0
+        3: (32, 20),  # Q4_1
+        6: (32, 22),  # Q5_0
+        7: (32, 24),  # Q5_1
+        8: (32, 34),  # Q8_0
+        9: (32, 40),  # Q8_1
+        10: (256, 84),  # Q2_K
+        11: (256, 110),  # Q3_K
+        12: (256, 144),  # Q4_K
+        13: (256, 176),  # Q5_K
+        14: (256, 210),  # Q6_K
+        15: (256, 292),  # Q8_K
+        24: (1, 1),  # I8
+        25: (1, 2),  # I16
+        26: (1, 4),  # I32
+        27: (1, 8),  # I64
+        28: (1, 8),  # F64
+        30: (1, 2),  # BF16
+    }
+)
+"""(weights, bytes) of one block by tensor type. Source: `GGML_QUANT_SIZES` in gguf-py, `gguf/constants.py`."""
 _SHORT_ARRAY = 1024
 """Arrays of numbers up to this length are kept: some hold one number per layer (`head_count_kv`)."""
 
@@ -56,6 +83,8 @@ class GgufHeader:
     """Length of every array by key."""
     tensors: Mapping[str, tuple[int, ...]]
     """Dimensions of every tensor, the fastest-varying first (a linear layer: in, out)."""
+    least_bytes: int
+    """Size that the file must have to hold its tensors; one of an unknown type counts up to its beginning."""
 
     @property
     def num_tokens(self) -> int | None:
@@ -82,6 +111,16 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise FtError(f"{path}: the GGUF header is broken or cut off", hint="download the file again") from error
     except ValueError as error:
         raise FtError(f"{path}: {error}") from error
+
+
+def check_gguf_whole(path: Path) -> None:
+    """`FtError` when the header of `path` is broken, or the file ends before its last tensor does."""
+    header, size = read_gguf_header(path), path.stat().st_size
+    if size < header.least_bytes:
+        raise FtError(
+            f"{path} is cut short: it has {size} bytes, and its tensors need {header.least_bytes}",
+            hint="download the file again",
+        )
 
 
 class _Reader:
@@ -111,14 +150,22 @@ class _Reader:
             else:
                 metadata[key] = self._string() if kind == _STRING else self._scalar(kind)
         tensors: dict[str, tuple[int, ...]] = {}
+        data_bytes = 0
         for _ in range(num_tensors):
             name = self._string()
             dimensions = self._number(_U32)
             tensors[name] = tuple(self._number(_U64) for _ in range(dimensions))
-            self._at += _U32.size + _U64.size
+            kind, offset = self._number(_U32), self._number(_U64)
+            block, block_bytes = _BLOCKS.get(kind, (1, 0))
+            data_bytes = max(data_bytes, offset + math.prod(tensors[name]) // block * block_bytes)
         if self._at > len(self._data):
             raise IndexError(self._at)
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        data_start = -(-self._at // alignment) * alignment
         return GgufHeader(
+            least_bytes=data_start + data_bytes if data_bytes else self._at,
             metadata=MappingProxyType(metadata),
             arrays=MappingProxyType(arrays),
             lengths=MappingProxyType(lengths),

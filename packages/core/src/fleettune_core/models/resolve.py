@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from fleettune_core.errors import FtError, nearest
 
@@ -60,6 +60,25 @@ def resolve_model(spec: str) -> ModelRef:
     if not _HUB_ID.fullmatch(spec) or "--" in spec or ".." in spec:
         raise FtError(f"model {spec!r} is neither a path that exists nor a hub id", hint=_WHAT_MODEL_TAKES)
     return ModelRef(spec=spec, kind="hub", path=None, gguf_file=None, label=spec)
+
+
+def check_config(ref: ModelRef) -> None:
+    """Refuse a model folder whose config.json tells no model. Raises `FtError` (exit code 5) that names the file."""
+    if ref.kind != "folder" or ref.path is None:
+        return
+    file = ref.path / "config.json"
+    hint = "copy it again from where the model comes from"
+    try:
+        config: Any = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FtError(f"model {ref.spec}: cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise FtError(f"model {ref.spec}: {file} is not JSON: {error}", hint=hint) from None
+    if not isinstance(config, dict):
+        raise FtError(f"model {ref.spec}: {file} is not a JSON object", hint=hint)
+    model_type = cast("dict[str, Any]", config).get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise FtError(f"model {ref.spec}: {file} has no model_type, which says what kind of model it is", hint=hint)
 
 
 def nearest_sibling(path: Path) -> Path | None:

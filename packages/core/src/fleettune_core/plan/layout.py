@@ -13,6 +13,10 @@ ON_THIS_MACHINE = frozenset({"local", "torchrun"})
 """Launchers whose processes run where `ft` is typed, so that this machine's devices are the limit."""
 
 
+MOST_PROCESSES_PER_CORE = 64
+"""On a machine without GPUs. Far beyond what is sensible, and far below what a typing error asks for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedLayout:
     """A layout, and what to say about it."""
@@ -70,6 +74,13 @@ def solve_layout(
             )
         if on_gpu and procs < devices.count:
             notes.append(f"{procs} of this machine's {devices.count} GPUs are used")
+        if not on_gpu and procs > MOST_PROCESSES_PER_CORE * devices.cpu_cores:
+            raise FtError(
+                f"{where} asks for {procs} processes, and this machine has {devices.cpu_cores} CPU cores",
+                hint=f"at most {MOST_PROCESSES_PER_CORE} processes a core are started: --nproc-per-node"
+                f" {devices.cpu_cores} is one on each",
+                exit_code=exit_code_for(loaded.source("launch.nproc_per_node")),
+            )
         if not on_gpu and procs > devices.cpu_cores:
             warnings.append(f"{procs} processes share {devices.cpu_cores} CPU cores: they will be slower than fewer")
     per_node = f"{procs} per node" if nodes[1] > 1 else f"{procs} process{'es' if procs > 1 else ''}"
@@ -79,6 +90,19 @@ def solve_layout(
         reason = f"{nodes[1]} nodes: {loaded.source('launch.nodes').where}, {reason}"
     layout = Layout(min_nodes=nodes[0], max_nodes=nodes[1], procs_per_node=procs)
     return SolvedLayout(layout=layout, reason=reason, notes=tuple(notes), warnings=tuple(warnings))
+
+
+def batch_is_told(loaded: LoadedConfig, *, nodes_known: bool) -> bool:
+    """Whether the batch that was said can be judged: no number of it is a mistake already.
+
+    A global batch that cannot be dealt to the ranks of one machine cannot be dealt to those of several; but three
+    numbers that contradict each other on one may agree on several, where nobody knows how many were meant.
+    """
+    if any(path.startswith("batch.") for path in loaded.wrong):
+        return False
+    said = loaded.config.batch
+    micro = said.micro_batch or said.per_device_train_batch_size
+    return nodes_known or not (said.global_batch and micro and said.gradient_accumulation_steps)
 
 
 def elastic_warnings(layout: Layout, batch: BatchPlan) -> list[str]:

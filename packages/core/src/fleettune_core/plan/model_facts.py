@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fleettune_core.config.schema import RunConfig
 from fleettune_core.config.source import LoadedConfig
 from fleettune_core.errors import FtError, did_you_mean
-from fleettune_core.models.resolve import ModelRef, resolve_model
+from fleettune_core.models.gguf_header import check_gguf_whole
+from fleettune_core.models.resolve import ModelRef, check_config, resolve_model
 from fleettune_core.models.shape import ModelShape, find_shape, linear_modules
 from fleettune_core.plan.layout import exit_code_for
 from fleettune_core.plan.memory import estimate
+from fleettune_core.plan.mistakes import said_at
 from fleettune_core.plan.model import MemoryEstimate
 from fleettune_core.types import BatchPlan, DeviceKind, Devices, Environment, Layout, MemoryDivision
 
@@ -29,11 +31,15 @@ class ModelFacts:
 
 
 def look_at_model(loaded: LoadedConfig, env: Environment) -> ModelFacts:
-    """Find the model and its shape. Raises `FtError` for one that is not there, and for adapter targets that it does
-    not have."""
+    """Find the model and its shape. Raises `FtError` for one that is not there or is broken, and for adapter targets
+    that it does not have."""
     said = loaded.config.model
     assert said.model is not None, "load_config requires it"
-    ref = resolve_model(said.model)
+    with said_at(loaded.source("model.model")):
+        ref = resolve_model(said.model)
+        check_config(ref)
+        if ref.gguf_path is not None:
+            check_gguf_whole(ref.gguf_path)
     found = find_shape(ref, env=env, revision=said.revision)
     if found.shape is not None and said.lora and said.lora_target is not None:
         _check_lora_target(loaded, said.lora_target, found.shape)
@@ -78,6 +84,14 @@ def estimate_memory(
         division=division,
     )
     return figure, None
+
+
+def model_notes(loaded: LoadedConfig, model: ModelFacts) -> list[str]:
+    """Settings of hub models that a local one does not have."""
+    if model.ref.kind == "hub" or loaded.config.model.revision is None:
+        return []
+    where = loaded.source("model.revision").where
+    return [f"revision ({where}) has no effect here: {model.ref.label} is read from this machine's files"]
 
 
 def model_warnings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -64,12 +65,21 @@ def _unused(run_id: str) -> str:
 
 
 def check_free(run_dir: Path) -> None:
-    """Refuse a folder that holds anything: it may be another run's. `RunDir.create` refuses it again, for good."""
+    """Refuse a folder that holds anything, because it may be another run's, and one that cannot be made.
+
+    `RunDir.create` refuses the first again, for good.
+    """
+    hint = "give another one with --run-dir DIR"
     if run_dir.is_dir():
         if any(run_dir.iterdir()):
             raise FtError(
                 f"the run folder {run_dir} exists and is not empty",
-                hint="give another one with --run-dir DIR, or leave --run-dir out for a new folder under runs/",
+                hint=f"{hint}, or leave --run-dir out for a new folder under runs/",
             )
     elif run_dir.exists():
-        raise FtError(f"{run_dir} is a file, and the run needs a folder", hint="give another one with --run-dir DIR")
+        raise FtError(f"{run_dir} is a file, and the run needs a folder", hint=hint)
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    if not there.is_dir():
+        raise FtError(f"the run folder {run_dir} cannot be made: {there} is a file", hint=hint)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise FtError(f"the run folder {run_dir} cannot be made: {there} may not be written to", hint=hint)

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from fleettune_core.config.schema import RunConfig
 from fleettune_core.config.source import LoadedConfig
-from fleettune_core.data.peek import peek
 from fleettune_core.plan.batch import solve_batch
+from fleettune_core.plan.chosen import Chosen, choose_plugins
+from fleettune_core.plan.data_facts import data_notes, look_at_data
 from fleettune_core.plan.filled import fill_config
-from fleettune_core.plan.layout import SolvedLayout, elastic_warnings, parse_nodes, solve_layout
-from fleettune_core.plan.mistakes import Mistakes
-from fleettune_core.plan.model import Plan
-from fleettune_core.plan.model_facts import ModelFacts, estimate_memory, look_at_model, model_warnings
+from fleettune_core.plan.layout import SolvedLayout, batch_is_told, elastic_warnings, parse_nodes, solve_layout
+from fleettune_core.plan.mistakes import Mistakes, said_at
+from fleettune_core.plan.model import DataSummary, Plan
+from fleettune_core.plan.model_facts import ModelFacts, estimate_memory, look_at_model, model_notes, model_warnings
 from fleettune_core.plan.naming import check_free, name_run
-from fleettune_core.plan.options import plugin_options
 from fleettune_core.plan.precision import choose_precision
-from fleettune_core.plugins.catalog import Catalog, PluginKind, load_catalog
-from fleettune_core.plugins.detection import detect
-from fleettune_core.plugins.relay import Relay, open_relay
-from fleettune_core.plugins.selection import Selection, asked_for, choose_backend, choose_launcher
+from fleettune_core.plugins.catalog import Catalog, load_catalog
 from fleettune_core.types import (
     BatchPlan,
     Devices,
@@ -38,19 +33,10 @@ from fleettune_core.types import (
     LaunchRequest,
     MemoryDivision,
     MemoryRequest,
+    ProcessInfo,
 )
 
 WORKER = ("-m", "fleettune_core.worker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
-    """The plugins of the run, and what surrounds their choice."""
-
-    launcher: Selection
-    backend: Selection
-    relay: Relay
-    warnings: tuple[str, ...]
 
 
 def make_plan(
@@ -64,46 +50,47 @@ def make_plan(
 ) -> Plan:
     """Decide the run that `loaded` describes.
 
+    Mistakes that `loaded` brings are told together with those that are found here.
     `devices`, `catalog`, `now` and `python` (the workers' interpreter) replace what this machine has. Raises `FtError`
     with all independent mistakes: exit code 5 for configuration and data, 2 for the command line, 3 for a plugin,
     4 for a layout that the launcher cannot start.
     """
     devices = devices or _detect_devices(env)
     catalog = catalog or load_catalog()
-    mistakes = Mistakes()
-    chosen = laid_out = batch = precision = model = data = named = launch = division = None
+    mistakes = Mistakes(loaded)
+    nodes = laid_out = batch = precision = model = named = launch = division = None
     with mistakes:
         nodes = parse_nodes(loaded)
-        chosen = _choose_plugins(loaded, env, devices, catalog, nodes)
-        process = chosen.launcher.process
-        laid_out = solve_layout(
-            loaded, nodes=nodes, devices=devices, launcher=chosen.launcher.entry.name, process=process
-        )
-    if laid_out is not None:
+    chosen = choose_plugins(loaded, env, devices, catalog, nodes, mistakes)
+    if "launch.nproc_per_node" not in loaded.wrong | chosen.misspelt:
+        with mistakes:
+            laid_out = solve_layout(
+                loaded, nodes=nodes or (1, 1), devices=devices, launcher=chosen.launcher_name, process=chosen.process
+            )
+    if laid_out is not None and batch_is_told(loaded, nodes_known=nodes is not None and not chosen.misspelt):
         with mistakes:
             batch = _solve_batch(loaded, laid_out)
-    with mistakes:
+    with mistakes, said_at(loaded.source("train.precision")):
         precision = choose_precision(loaded.config.train.precision, devices)
-    with mistakes:
-        model = look_at_model(loaded, env)
-    with mistakes:
-        data = peek(loaded.config.data)
-    if chosen is not None:
+    if loaded.config.model.model is not None:
         with mistakes:
-            division = _divide_memory(
-                chosen, plugin_options(catalog, chosen.backend.entry, loaded, "backend"), laid_out, devices, loaded
-            )
+            model = look_at_model(loaded, env)
+    data = look_at_data(loaded, mistakes)
+    if "run_dir" not in loaded.wrong:
+        with mistakes, said_at(loaded.source("run_dir")):
+            named = _name(loaded, chosen.process, model, now)
+    if chosen.relay is not None and chosen.launch_is_told and laid_out is not None and nodes is not None:
         with mistakes:
-            named = _name(loaded, chosen, model, now)
-    if chosen is not None and laid_out is not None:
-        with mistakes:
-            options = plugin_options(catalog, chosen.launcher.entry, loaded, "launch")
             # Where the name is a mistake already, the launcher still says what it thinks of the layout.
             run_id, run_dir = named or ("run", Path("run").absolute())
-            launch = _plan_launch(loaded, chosen, laid_out, devices, env, run_id, run_dir, options, python)
+            launch = _plan_launch(loaded, chosen, laid_out, devices, env, run_id, run_dir, python)
+    if chosen.relay is not None and chosen.backend_is_told and laid_out is not None:
+        with mistakes:
+            division = _divide_memory(loaded, chosen, laid_out, devices)
     mistakes.raise_all()
     # A step without a result has left its mistake.
-    assert chosen is not None
+    assert chosen.launcher is not None
+    assert chosen.backend is not None
     assert laid_out is not None
     assert batch is not None
     assert precision is not None
@@ -135,12 +122,12 @@ def make_plan(
         devices=devices,
         batch=batch,
         threads_per_rank=_threads(devices, laid_out),
-        process=chosen.launcher.process,
+        process=chosen.process,
         launch=launch,
         memory=memory,
         memory_unknown=memory_unknown,
         data=data,
-        notes=tuple(_notes(config, loaded, chosen, laid_out, env, _threads(devices, laid_out))),
+        notes=tuple(_notes(config, loaded, chosen, laid_out, env, _threads(devices, laid_out), model, data)),
         warnings=(
             *chosen.warnings,
             *laid_out.warnings,
@@ -150,8 +137,9 @@ def make_plan(
     )
 
 
-def _name(loaded: LoadedConfig, chosen: _Chosen, model: ModelFacts | None, now: datetime | None) -> tuple[str, Path]:
-    process = chosen.launcher.process
+def _name(
+    loaded: LoadedConfig, process: ProcessInfo | None, model: ModelFacts | None, now: datetime | None
+) -> tuple[str, Path]:
     run_id, run_dir = name_run(
         name=loaded.config.name,
         run_dir=loaded.config.run_dir,
@@ -167,20 +155,34 @@ def _name(loaded: LoadedConfig, chosen: _Chosen, model: ModelFacts | None, now: 
     return run_id, run_dir
 
 
+def _divide_memory(
+    loaded: LoadedConfig, chosen: Chosen, laid_out: SolvedLayout, devices: Devices
+) -> MemoryDivision | None:
+    """How the backend divides what a rank holds; it checks its options against the layout on the way."""
+    assert chosen.relay is not None
+    request = MemoryRequest(
+        options=chosen.backend_options,
+        ranks=laid_out.layout.ranks,
+        device_kind=devices.kind,
+        lora=loaded.config.model.lora,
+    )
+    return chosen.relay.call("divide_memory", request=request)
+
+
 def _plan_launch(
     loaded: LoadedConfig,
-    chosen: _Chosen,
+    chosen: Chosen,
     laid_out: SolvedLayout,
     devices: Devices,
     env: Environment,
     run_id: str,
     run_dir: Path,
-    options: Any,
     python: str | None,
 ) -> LaunchPlan | None:
     """What the launcher would start, or None where this process already is a rank."""
-    if chosen.launcher.process is not None:
+    if chosen.process is not None:
         return None
+    assert chosen.relay is not None
     said = loaded.config.launch
     request = LaunchRequest(
         run_id=run_id,
@@ -189,7 +191,7 @@ def _plan_launch(
         python=python or sys.executable,
         layout=laid_out.layout,
         devices=devices,
-        options=options,
+        options=chosen.launcher_options,
         node_rank=said.node_rank,
         rdzv_endpoint=said.rdzv_endpoint,
         max_restarts=said.max_restarts,
@@ -197,17 +199,6 @@ def _plan_launch(
     )
     plan: LaunchPlan = chosen.relay.call("plan_launch", request=request)
     return plan
-
-
-def _divide_memory(
-    chosen: _Chosen, options: Any, laid_out: SolvedLayout | None, devices: Devices, loaded: LoadedConfig
-) -> MemoryDivision | None:
-    """How the backend divides what a rank holds; it checks its options against the layout on the way."""
-    if laid_out is None:
-        return None
-    ranks, lora = laid_out.layout.ranks, loaded.config.model.lora
-    request = MemoryRequest(options=options, ranks=ranks, device_kind=devices.kind, lora=lora)
-    return chosen.relay.call("divide_memory", request=request)
 
 
 def _threads(devices: Devices, laid_out: SolvedLayout) -> int:
@@ -228,39 +219,6 @@ def _detect_devices(env: Environment) -> Devices:
     return detect_devices(env)
 
 
-def _choose_plugins(
-    loaded: LoadedConfig, env: Environment, devices: Devices, catalog: Catalog, nodes: tuple[int, int]
-) -> _Chosen:
-    """Launcher and backend. Raises `FtError` with what is wrong with either."""
-    launchers = catalog.entries(PluginKind.LAUNCHER)
-    detections, troubles = detect(launchers, env, catalog.load)
-    mistakes = Mistakes()
-    launcher = backend = None
-    with mistakes:
-        launcher = choose_launcher(
-            entries=launchers,
-            asked=asked_for(PluginKind.LAUNCHER, loaded, env),
-            detections=detections,
-            devices=devices.count,
-            nproc_per_node=loaded.config.launch.nproc_per_node,
-            nodes=nodes[1],
-        )
-    with mistakes:
-        backend = choose_backend(
-            entries=catalog.entries(PluginKind.BACKEND), asked=asked_for(PluginKind.BACKEND, loaded, env)
-        )
-    mistakes.raise_all()
-    assert launcher is not None
-    assert backend is not None
-    relay = open_relay(catalog, launcher=launcher.entry, backend=backend.entry)
-    return _Chosen(
-        launcher=launcher,
-        backend=backend,
-        relay=relay,
-        warnings=tuple(str(trouble) for trouble in (*catalog.troubles, *troubles, *relay.troubles)),
-    )
-
-
 def _solve_batch(loaded: LoadedConfig, laid_out: SolvedLayout) -> BatchPlan:
     said = loaded.config.batch
     return solve_batch(
@@ -277,20 +235,35 @@ def _solve_batch(loaded: LoadedConfig, laid_out: SolvedLayout) -> BatchPlan:
 def _notes(
     config: RunConfig,
     loaded: LoadedConfig,
-    chosen: _Chosen,
+    chosen: Chosen,
     laid_out: SolvedLayout,
     env: Environment,
     threads: int,
+    model: ModelFacts,
+    data: DataSummary,
 ) -> list[str]:
-    notes = [*chosen.launcher.notes, *chosen.backend.notes, *laid_out.notes]
+    notes = [*chosen.notes, *laid_out.notes]
     train = config.train
     if train.max_steps is not None and train.epochs is not None:
         notes.append(f"max_steps {train.max_steps} wins over epochs {train.epochs:g}")
-    if env.get("OMP_NUM_THREADS", str(threads)) != str(threads) and chosen.launcher.process is None:
+    if env.get("OMP_NUM_THREADS", str(threads)) != str(threads) and chosen.process is None:
         notes.append(f"OMP_NUM_THREADS={env['OMP_NUM_THREADS']} of the environment becomes {threads} for the workers")
-    if laid_out.layout.max_nodes > 1 and loaded.config.run_dir is None and chosen.launcher.process is None:
+    if laid_out.layout.max_nodes > 1 and loaded.config.run_dir is None and chosen.process is None:
         notes.append(
             "without --run-dir each machine writes a run folder of its own, and the result is in machine 0's; on a disk"
             " that they share, give all of them one folder"
         )
+    return [*notes, *model_notes(loaded, model), *data_notes(loaded, data), *_without_effect(loaded, laid_out)]
+
+
+def _without_effect(loaded: LoadedConfig, laid_out: SolvedLayout) -> list[str]:
+    """Settings that were said and that this run has no use for."""
+    notes: list[str] = []
+    if loaded.config.checkpoint.keep_checkpoints is not None and loaded.config.checkpoint.save_every is None:
+        where = loaded.source("checkpoint.keep_checkpoints").where
+        notes.append(f"keep_checkpoints ({where}) has no effect here: without --save-every there are no checkpoints")
+    compression = loaded.config.backend_options.get("grad_compression", "none")
+    if compression != "none" and laid_out.layout.ranks == 1:
+        where = loaded.source("backend.grad_compression").where
+        notes.append(f"grad_compression ({where}) has no effect here: one rank exchanges no gradients")
     return notes

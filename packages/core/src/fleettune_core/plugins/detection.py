@@ -11,8 +11,9 @@ from typing import Any
 import pluggy
 
 from fleettune_core.errors import ExitCode, FtError
-from fleettune_core.plugins.catalog import Catalog, PluginEntry, PluginKind
-from fleettune_core.plugins.loading import new_manager
+from fleettune_core.plugins.catalog import Catalog
+from fleettune_core.plugins.entries import PluginEntry, PluginKind
+from fleettune_core.plugins.loading import new_manager, stdout_to_stderr
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind, describe_exception
 from fleettune_core.types import Detection, Environment, ProcessInfo
 
@@ -33,6 +34,8 @@ def detect(
     that is no Detection detects nothing. A slow one keeps its answer; it is called a second time before it is called
     slow, so that a busy machine accuses nobody. A name that two distributions share is passed over: it cannot be
     chosen.
+
+    An FtError of `detect_environment` passes: the environment itself is wrong, and only the user can mend it.
     """
     entries = tuple(entries)
     claims = Counter(entry.name for entry in entries)
@@ -61,7 +64,8 @@ def detect(
 def strongest_process(catalog: Catalog, env: Environment) -> ProcessInfo | None:
     """Which rank this process is, as the launcher that speaks strongest for it says; None where it is none.
 
-    Raises FtError (exit code 3) when two launchers speak equally strongly and do not agree.
+    Raises FtError (exit code 3) when two launchers speak equally strongly and do not agree, and what a launcher says of
+    an environment that contradicts itself.
     """
     detections, _ = detect(catalog.entries(PluginKind.LAUNCHER), env, catalog.load)
     ranks = {name: found for name, found in detections.items() if found.process is not None}
@@ -92,11 +96,14 @@ def _ask(
         answers: list[Any] = []
         for _ in range(2):
             start = clock()
-            answers = manager.hook.detect_environment(env=env)
+            with stdout_to_stderr():
+                answers = manager.hook.detect_environment(env=env)
             best = min(best, clock() - start)
             if best <= BUDGET_SECONDS:
                 break
-    except (Exception, SystemExit) as error:
+    except (FtError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         message = f"detect_environment raised {describe_exception(error)}"
         raise PluginTroubleError(entry.trouble(TroubleKind.DETECTION_RAISES, message)) from error
     finally:

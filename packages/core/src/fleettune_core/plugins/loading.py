@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import FunctionType, MappingProxyType, MethodType
@@ -14,7 +16,7 @@ import pluggy
 
 from fleettune_core import hookspecs
 from fleettune_core.errors import did_you_mean, nearest
-from fleettune_core.plugins.catalog import CORE_DISTRIBUTION, PluginEntry, PluginKind
+from fleettune_core.plugins.entries import CORE_DISTRIBUTION, PluginEntry, PluginKind
 from fleettune_core.plugins.options import check_options
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind, describe_exception
 
@@ -28,6 +30,11 @@ def new_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager
+
+
+def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
+    """While a plugin's code runs that nobody asked to print: stdout belongs to results, and may be read as JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @cache
@@ -56,7 +63,8 @@ def load_plugin(entry: PluginEntry) -> Any:
     plugin = _import(entry)
     if inspect.isclass(plugin):
         try:
-            plugin = plugin()
+            with stdout_to_stderr():
+                plugin = plugin()
         except ModuleNotFoundError as error:
             raise PluginTroubleError(missing_module_trouble(entry, error)) from error
         except (Exception, SystemExit) as error:
@@ -120,7 +128,8 @@ def missing_module_trouble(entry: PluginEntry, error: ModuleNotFoundError) -> Tr
 def _import(entry: PluginEntry) -> Any:
     point = importlib.metadata.EntryPoint(name=entry.name, value=entry.value, group=entry.kind.value)
     try:
-        return point.load()
+        with stdout_to_stderr():
+            return point.load()
     except ModuleNotFoundError as error:
         raise PluginTroubleError(missing_module_trouble(entry, error)) from error
     # A module that calls sys.exit() while it is imported must not end the run with its own idea of success.

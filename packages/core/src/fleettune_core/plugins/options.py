@@ -17,7 +17,7 @@ from fleettune_core.config.fields import Setting, settings_of
 from fleettune_core.config.schema import SECTIONS, RunConfig
 from fleettune_core.config.source import Source
 from fleettune_core.errors import ExitCode, FtError, did_you_mean
-from fleettune_core.plugins.catalog import PluginKind
+from fleettune_core.plugins.entries import PluginKind
 
 _SECTION_OF = {PluginKind.LAUNCHER: "launch", PluginKind.BACKEND: "backend"}
 _TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import pluggy
 
 from fleettune_core.config.source import Source
 from fleettune_core.errors import FtError
-from fleettune_core.plugins.catalog import Catalog, PluginEntry, PluginKind, load_catalog
+from fleettune_core.plugins.catalog import Catalog, load_catalog
+from fleettune_core.plugins.entries import PluginEntry, PluginKind
 from fleettune_core.plugins.loading import check_plugin, missing_module_trouble, new_manager
 from fleettune_core.plugins.options import build_options
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind, describe_exception
+from fleettune_core.types import Job, LaunchPlan, WrapFacts, WrappedModel
 
 NEEDS_ANSWER = frozenset({"plan_launch", "launch", "expect_wrapped", "wrap_model", "reduce_grads"})
 """Hooks for which core has nothing to fall back on."""
+
+ANSWERS: Mapping[str, type] = MappingProxyType(
+    {"plan_launch": LaunchPlan, "launch": Job, "expect_wrapped": WrapFacts, "wrap_model": WrappedModel}
+)
+"""Hooks whose answer is held to its type before core works with it."""
 
 _RUN_FILE = Source(kind="file", where="run.json")
 
@@ -90,7 +97,7 @@ class Relay:
 
         An FtError passes unchanged. Anything else that a hook raises becomes PluginTroubleError (exit code 3), which
         names plugin, distribution and hook and has the original as its cause; so does no answer where core has
-        nothing to fall back on.
+        nothing to fall back on, and an answer that is not of the contract's type.
         """
         caller = getattr(self.hook, hook_name)
         try:
@@ -102,6 +109,8 @@ class Relay:
             raise PluginTroubleError(self._blame(hook_name, error)) from error
         if result is None and hook_name in NEEDS_ANSWER:
             raise PluginTroubleError(self._no_answer(hook_name))
+        if hook_name in ANSWERS and not isinstance(result, ANSWERS[hook_name]):
+            raise PluginTroubleError(self._wrong_answer(hook_name, result))
         return result
 
     def options_of(self, name: str, values: Mapping[str, Any]) -> Any:
@@ -165,6 +174,15 @@ class Relay:
             place = place.tb_next
         # Code without a frame (a compiled function): the one that is called first.
         return implementations[-1]
+
+    def _wrong_answer(self, hook_name: str, result: Any) -> Trouble:
+        entry = self.owner(hook_name)
+        assert entry is not None, "an answer has an owner"
+        return entry.trouble(
+            TroubleKind.HOOK_RAISES,
+            f"its hook {hook_name} answered a {type(result).__name__}, which is no {ANSWERS[hook_name].__name__}",
+            f"this is a fault of {entry.source}: report it to its author",
+        )
 
     def _no_answer(self, hook_name: str) -> Trouble:
         entry = self.owner(hook_name)

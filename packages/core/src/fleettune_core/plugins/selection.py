@@ -1,7 +1,7 @@
 """Which launcher and which backend: one pure function, and the reason with every choice.
 
-flag > `FT_LAUNCHER` or `FT_BACKEND` > run file > strongest detection > default. What is merely available never wins
-by itself: it is offered in one line.
+flag > `FT_LAUNCHER` or `FT_BACKEND` > run file > strongest detection (of launchers) > default. What is merely available
+never wins by itself: it is offered in one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from types import MappingProxyType
 from fleettune_core.config.source import LoadedConfig, Source
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.plan.model import Choice
-from fleettune_core.plugins.catalog import PluginEntry, PluginKind, find_entry
+from fleettune_core.plugins.catalog import find_entry
+from fleettune_core.plugins.entries import PluginEntry, PluginKind
 from fleettune_core.types import Detection, Environment, ProcessInfo, Score
 
 VARIABLES: Mapping[PluginKind, str] = MappingProxyType(
@@ -115,7 +116,7 @@ def choose(
     if beat:
         reason += f"; wins over {', '.join(f'{name} ({why})' for why, name in beat)}"
     notes = tuple(
-        f"{found.reason}; add --{kind.label} {name} to {'submit' if kind is PluginKind.LAUNCHER else 'use it'}"
+        f"{found.reason}; add --{kind.label} {name} to submit"
         for name, found in ranked
         if found.score <= Score.AVAILABLE and name != entry.name
     )
@@ -169,14 +170,12 @@ def choose_backend(
     *,
     entries: Sequence[PluginEntry],
     asked: Sequence[Asked] = (),
-    detections: Mapping[str, Detection] = _NO_DETECTIONS,
 ) -> Selection:
-    """Choose the backend, ddp by default; raises as `choose` does."""
+    """Choose the backend, ddp by default; raises as `choose` does. Nothing detects backends."""
     return choose(
         kind=PluginKind.BACKEND,
         entries=entries,
         asked=asked,
-        detections=detections,
         default="ddp",
         default_reason="default",
     )

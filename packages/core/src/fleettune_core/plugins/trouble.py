@@ -9,7 +9,11 @@ from fleettune_core.errors import ExitCode, FtError
 
 
 class TroubleKind(str, Enum):
-    """The ten kinds of plugin trouble. The values are what `ft plugins list` prints."""
+    """The ten kinds of plugin trouble.
+
+    `ft plugins list` prints those that metadata show (duplicate-name, wrong-group, import-error), with `--check` all
+    but hook-raises, which only a run meets.
+    """
 
     IMPORT_ERROR = "import-error"
     """Its module or object cannot be imported or made."""
@@ -24,11 +28,11 @@ class TroubleKind(str, Enum):
     OPTIONS_REJECTED = "options-rejected"
     """Its `Options` is no frozen dataclass of documented settings, or refuses to be made."""
     DETECTION_RAISES = "detection-raises"
-    """`detect_environment` raised, or answered something that is no Detection."""
+    """`detect_environment` raised something else than FtError, or answered something that is no Detection."""
     DETECTION_SLOW = "detection-slow"
     """`detect_environment` took more than 5 ms, twice."""
     HOOK_RAISES = "hook-raises"
-    """A hook raised something else than FtError, or gave no answer where one is needed."""
+    """A hook raised something else than FtError, or gave no answer, or one of another type, where one is needed."""
     MISSING_EXTRA = "missing-extra"
     """It needs a package that one of its distribution's extras installs."""
 
