@@ -8,7 +8,14 @@ import sys
 import grimp
 import pytest
 
-PACKAGES = ("fleettune_core", "fleettune_cli", "fleettune_launcher_torchrun", "fleettune_launcher_slurm")
+PACKAGES = (
+    "fleettune_core",
+    "fleettune_cli",
+    "fleettune_launcher_torchrun",
+    "fleettune_launcher_slurm",
+    "fleettune_backend_fsdp",
+    "fleettune_backend_deepspeed",
+)
 HEAVY = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "deepspeed", "numpy", "pyarrow", "pandas")
 # What `ft` may import before it launches anything.
 CONTROL = (
@@ -26,6 +33,8 @@ CONTROL = (
     "fleettune_cli.main",
     "fleettune_launcher_torchrun",
     "fleettune_launcher_slurm",
+    "fleettune_backend_fsdp",
+    "fleettune_backend_deepspeed",
 )
 
 

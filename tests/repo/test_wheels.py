@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 IMPORTS = {
     "fleettune": (),
+    "fleettune-backend-deepspeed": ("fleettune_backend_deepspeed",),
+    "fleettune-backend-fsdp": ("fleettune_backend_fsdp",),
     "fleettune-cli": ("fleettune_cli", "fleettune_cli.main"),
     "fleettune-core": ("fleettune_core", "fleettune_core.hookspecs", "fleettune_core.run"),
     "fleettune-launcher-slurm": ("fleettune_launcher_slurm",),

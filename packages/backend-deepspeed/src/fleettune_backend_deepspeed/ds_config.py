@@ -72,10 +72,16 @@ SECTIONS: frozenset[str] = frozenset(
 
 ZERO_KEYS: frozenset[str] = frozenset(
     {
-        *("allgather_bucket_size", "allgather_partitions", "allgather_sequential", "contiguous_gradients"),
+        *("allgather_bucket_size", "allgather_partitions", "stage3_allgather_sequential", "contiguous_gradients"),
         *("elastic_checkpoint", "ignore_unused_parameters", "legacy_stage1", "load_from_fp32_weights"),
         *("log_trace_cache_warnings", "memory_efficient_linear", "offload_optimizer", "offload_param", "overlap_comm"),
-        *("override_module_apply", "pipeline_loading_checkpoint", "reduce_bucket_size", "reduce_scatter"),
+        *(
+            "override_module_apply",
+            "parameter_alignment",
+            "pipeline_loading_checkpoint",
+            "reduce_bucket_size",
+            "reduce_scatter",
+        ),
         *("round_robin_gradients", "stage", "stage3_gather_16bit_weights_on_model_save"),
         *("stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters", "stage3_max_reuse_distance"),
         *("stage3_model_persistence_threshold", "stage3_module_granularity_threshold"),

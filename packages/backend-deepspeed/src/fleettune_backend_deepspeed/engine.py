@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fleettune_backend_deepspeed.options import SHARED_MEMORY_OP
+from fleettune_core.backend_kit.process_group import ensure_process_group
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.types import DeviceKind, TrainingRun, WrapFacts, WrappedModel
-
-SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 def prepare_libraries(run: TrainingRun) -> None:
@@ -30,16 +30,14 @@ def prepare_libraries(run: TrainingRun) -> None:
         deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
     if "nvme" in (run.options.offload_optimizer, run.options.offload_params):
         _check_async_io()
-    if not dist.is_initialized():
-        backend = "cuda:nccl,cpu:gloo" if run.device_kind is DeviceKind.CUDA else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    ensure_process_group(run.device_kind)
     # transformers reads it to place the shards of a model that it loads, without looking for the process group.
     os.environ.setdefault("LOCAL_RANK", str(run.process.local_rank))
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
 def _check_async_io() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise FtError(
@@ -51,7 +49,7 @@ def _check_async_io() -> None:
 
 def sharded_creation(run: TrainingRun, config: dict[str, Any]) -> Any:
     """transformers' switch for creating a model in shards; it is on while the returned object lives."""
-    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     creation = dict(config)
     if run.config.model.lora and run.precision == "bf16":
@@ -106,11 +104,11 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._stepped = False
 
     @property
-    def param_groups(self) -> Any:
+    def param_groups(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.engine.optimizer.param_groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.engine.optimizer.state
 
     def backward(self, loss: Any) -> None:
@@ -128,7 +126,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(float(norm) if norm is not None else float("nan"))
 
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as torch declares it
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002 - as torch declares it
         """Take the step unless it has been taken when the norm was asked for."""
         if self._stepped:
             self._stepped = False

@@ -11,6 +11,9 @@ from typing import Literal
 from fleettune_core.config import setting
 from fleettune_core.errors import ExitCode, FtError
 
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+"""DeepSpeed's name for the operation that it compiles for communication on a CPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedOptions:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from fleettune_core.optimizer_state import load_optimizer, save_optimizer
+from fleettune_core.backend_kit.optimizer_state import load_optimizer, save_optimizer
 from fleettune_core.types import WrappedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,7 +43,7 @@ def _is_tied(model: Any, parameter: Any) -> bool:
 
 
 def save(wrapped: WrappedModel, folder: Path) -> None:
-    """Write moments by parameter name, whole, in the form of `fleettune_core.optimizer_state` (collective)."""
+    """Write moments by parameter name, whole, in the form of `backend_kit.optimizer_state` (collective)."""
     engine: Any = wrapped.model
     if not engine.zero_optimization():
         save_optimizer(engine.module, engine.optimizer, folder)

@@ -83,7 +83,9 @@ class FsdpBackend:
                 hint="leave cpu_offload out on a machine without GPUs",
                 exit_code=ExitCode.CONFIG,
             )
-        _ensure_process_group(run)
+        from fleettune_core.backend_kit.process_group import ensure_process_group
+
+        ensure_process_group(run.device_kind)
         return None
 
     @hookimpl
@@ -103,13 +105,13 @@ class FsdpBackend:
 
     @hookimpl
     def save_state(self, context: TrainingContext, wrapped: WrappedModel, folder: Path) -> None:
-        from fleettune_core.optimizer_state import save_optimizer
+        from fleettune_core.backend_kit.optimizer_state import save_optimizer
 
         save_optimizer(wrapped.model, wrapped.optimizer, folder)
 
     @hookimpl
     def load_state(self, context: TrainingContext, wrapped: WrappedModel, folder: Path) -> None:
-        from fleettune_core.optimizer_state import load_optimizer
+        from fleettune_core.backend_kit.optimizer_state import load_optimizer
 
         load_optimizer(wrapped.model, wrapped.optimizer, folder)
 
@@ -131,12 +133,3 @@ def _group(options: FsdpOptions, ranks: int) -> int:
             exit_code=ExitCode.CONFIG,
         )
     return group
-
-
-def _ensure_process_group(run: TrainingRun) -> None:
-    """FSDP2 shards over a process group, also where one process trains alone: then over itself, without a port."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        backend = "cuda:nccl,cpu:gloo" if run.device_kind is DeviceKind.CUDA else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -101,13 +101,13 @@ class DdpBackend:
 
     @hookimpl
     def save_state(self, context: TrainingContext, wrapped: WrappedModel, folder: Path) -> None:
-        from fleettune_core.optimizer_state import save_optimizer
+        from fleettune_core.backend_kit.optimizer_state import save_optimizer
 
         save_optimizer(wrapped.model, wrapped.optimizer, folder)
 
     @hookimpl
     def load_state(self, context: TrainingContext, wrapped: WrappedModel, folder: Path) -> None:
-        from fleettune_core.optimizer_state import load_optimizer
+        from fleettune_core.backend_kit.optimizer_state import load_optimizer
 
         load_optimizer(wrapped.model, wrapped.optimizer, folder)
 
