@@ -55,8 +55,10 @@ def test_the_list_names_what_is_installed_without_importing_it(broken_plugin: No
     assert result.exit_code == 0
     heading, *rows = result.stdout.splitlines()
     assert heading.split() == ["name", "kind", "from", "state"]
-    assert "local     launcher  fleettune-core 0.1.0               installed (built in)" in rows
-    assert "broken    launcher  broken-launcher 1.2                installed" in rows
+    assert [row.split(maxsplit=4) for row in rows if row.startswith(("local ", "broken "))] == [
+        ["local", "launcher", "fleettune-core", "0.1.0", "installed (built in)"],
+        ["broken", "launcher", "broken-launcher", "1.2", "installed"],
+    ]
     assert "broken_launcher" not in sys.modules
 
 

@@ -48,7 +48,7 @@ def test_every_distribution_has_the_same_version(folder):
 def test_every_distribution_asks_for_exactly_this_version_of_its_siblings(folder):
     for requirement in requirements(folder):
         if requirement.startswith("fleettune"):
-            assert re.fullmatch(rf"fleettune[a-z-]*(\[\w+\])?=={re.escape(VERSION)}", requirement), requirement
+            assert re.fullmatch(rf"fleettune[a-z-]*(\[[\w,]+\])?=={re.escape(VERSION)}", requirement), requirement
 
 
 @by_name
@@ -63,7 +63,10 @@ def test_every_distribution_says_the_same_of_python_and_licence(folder):
 
 def test_the_umbrella_depends_on_every_member_and_on_nothing_else():
     members = {f"{project(folder)['name']}=={VERSION}" for folder in MEMBERS}
-    assert set(project(ROOT)["dependencies"]) == members
+    # DeepSpeed brings torch and more: whoever wants it asks for the extra.
+    heavy = {f"fleettune-backend-deepspeed=={VERSION}"}
+    assert set(project(ROOT)["dependencies"]) == members - heavy
+    assert heavy <= set(project(ROOT)["optional-dependencies"]["deepspeed"])
 
 
 def test_the_code_says_the_same_version_as_the_metadata():

@@ -221,3 +221,13 @@ def test_what_was_asked_is_read_from_the_config_and_the_environment() -> None:
     )
     (from_file,) = asked_for(PluginKind.BACKEND, in_file, {})
     assert (from_file.name, from_file.source.kind) == ("ddp", "file")
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+def test_a_backend_of_ours_that_is_not_installed_says_what_installs_it(make_entry: Any, name: str) -> None:
+    ddp = make_entry("ddp", kind=PluginKind.BACKEND, distribution="fleettune-core", builtin=True)
+    asked = Asked(name=name, source=Source(kind="flag", where="--backend"))
+    with pytest.raises(FtError) as caught:
+        choose_backend(entries=[ddp], asked=(asked,))
+    assert caught.value.message == f"--backend: the backend {name} is not installed"
+    assert caught.value.hint == f"pip install fleettune-backend-{name}; installed backends: ddp"

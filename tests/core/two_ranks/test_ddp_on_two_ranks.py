@@ -79,4 +79,4 @@ def test_a_backend_that_does_something_else_than_asked_is_caught(record):
 
 
 def test_a_backend_that_lies_about_its_wrapper_is_caught(record):
-    assert "the backend says DeepSpeedEngine, the model is a DistributedDataParallel" in record["posing"]
+    assert "the backend says wrapper DeepSpeedEngine, and it is DistributedDataParallel" in record["posing"]

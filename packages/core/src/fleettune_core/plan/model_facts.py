@@ -52,7 +52,7 @@ def _check_lora_target(loaded: LoadedConfig, target: str, shape: ModelShape) -> 
         return
     names = [module.name for module in linear_modules(shape)]
     given = [name.strip() for name in target.split(",")]
-    unknown = [name for name in given if name.isidentifier() and name not in (*names, "lm_head", "embed_tokens")]
+    unknown = [name for name in given if name.isidentifier() and name not in (*names, "embed_tokens")]
     if unknown or not any(given):
         source = loaded.source("model.lora_target")
         said = ", ".join(f"{name!r}{did_you_mean(name, [*names, _ALL_LINEAR])}" for name in unknown) or "nothing"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fleettune_core.errors import ExitCode, FtError, did_you_mean, nearest
-from fleettune_core.plugins.entries import CORE_DISTRIBUTION, PluginEntry, PluginKind
+from fleettune_core.plugins.entries import CORE_DISTRIBUTION, OPTIONAL, PluginEntry, PluginKind
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind
 
 
@@ -72,6 +72,12 @@ def find_entry(
     said = f"{where}: " if where else ""
     if not found:
         valid = sorted({entry.name for entry in entries})
+        if (kind, name) in OPTIONAL:
+            raise FtError(
+                f"{said}the {kind.label} {name} is not installed",
+                hint=f"pip install {OPTIONAL[kind, name]}; installed {kind.label}s: {', '.join(valid) or 'none'}",
+                exit_code=unknown,
+            )
         raise FtError(
             f"{said}no {kind.label} is named {name!r}{did_you_mean(name, valid)}",
             hint=f"installed {kind.label}s: {', '.join(valid) or 'none'}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from fleettune_core.plugins.trouble import Trouble, TroubleKind
 
@@ -21,6 +23,17 @@ class PluginKind(str, Enum):
     def label(self) -> str:
         """`launcher`, `backend` or `extension`."""
         return self.name.lower()
+
+
+OPTIONAL: Mapping[tuple[PluginKind, str], str] = MappingProxyType(
+    {
+        (PluginKind.LAUNCHER, "torchrun"): "fleettune-launcher-torchrun",
+        (PluginKind.LAUNCHER, "slurm"): "fleettune-launcher-slurm",
+        (PluginKind.BACKEND, "fsdp"): "fleettune-backend-fsdp",
+        (PluginKind.BACKEND, "deepspeed"): "fleettune-backend-deepspeed",
+    }
+)
+"""This project's plugins that are distributions of their own, and which: for whoever asks for one that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
