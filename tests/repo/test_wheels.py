@@ -73,8 +73,11 @@ def install(wheels, tmp_path_factory):
             venv.create(folder, with_pip=True, symlinks=True)
             python = folder / "bin" / "python"
             pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            siblings = ["--find-links", str(wheels[name].parent), "--constraint", str(ROOT / "constraints.txt")]
-            done = subprocess.run([*pip, *siblings, str(wheels[name])], capture_output=True, text=True, check=False)
+            pinned = ["--constraint", str(ROOT / "constraints.txt")]
+            # pip's own variable for a folder to look in besides: the siblings are found there.
+            siblings = {**os.environ, "PIP_FIND_LINKS": str(wheels[name].parent)}
+            command = [*pip, *pinned, str(wheels[name])]
+            done = subprocess.run(command, env=siblings, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             made[name] = Installed(python)
         return made[name]
