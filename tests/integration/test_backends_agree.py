@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +49,7 @@ def runs(tiny_model, tiny_rows, tmp_path_factory):
     made: dict[str, Training] = {}
 
     def run(kind: str, backend: str = "ddp", layout: str = "alone", *more: str) -> Training:
-        name = "-".join([kind, backend, layout, *more]).replace(" ", "")
+        name = "-".join([kind, backend, layout, *more]).replace("/", "")
         if name not in made:
             chosen = BACKENDS[backend][0] if backend in BACKENDS else ["--backend", backend]
             words = [*common, *KINDS[kind], *chosen, *LAYOUTS[layout], *more]
@@ -139,3 +145,49 @@ def test_a_sharded_result_is_an_ordinary_folder(runs):
     run = runs("full", "zero-3", "split")
     for folder in (run.folder / "model", Path(run.folder) / "checkpoints" / "step-000004" / "model"):
         assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "LlamaForCausalLM"
+
+
+DIVIDED = {
+    "zero-1": ("optimizer_bytes",),
+    "zero-2": ("optimizer_bytes",),
+    "zero-3": ("optimizer_bytes", "weight_bytes"),
+    "fsdp": ("optimizer_bytes", "weight_bytes"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", list(DIVIDED))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_its_share_and_no_more(runs, backend, ranks, tmp_path_factory):
+    (whole,) = runs("full").report["world"]
+    more = ["--nproc-per-node", str(ranks)]
+    if backend == "zero-3":
+        # Small weights stay whole on every rank, and those of the tiny model are all small.
+        config = tmp_path_factory.mktemp("config") / "all.json"
+        config.write_text('{"zero_optimization": {"stage3_param_persistence_threshold": 0}}')
+        more += ["--deepspeed-config", str(config)]
+    world = runs("full", backend, "split", *more).report["world"]
+    assert len(world) == ranks
+    for name in DIVIDED[backend]:
+        for member in world:
+            assert member[name] == pytest.approx(whole[name] / ranks, rel=0.1), name
+
+
+def test_a_rank_that_dies_in_a_step_ends_the_others_and_is_named(tiny_model, tiny_rows, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "fleettune_cli", "train", "--run-dir", str(folder), "--model", str(tiny_model)]
+    command += ["--dataset", str(tiny_rows), "--global-batch", "8", "--precision", "fp32", "--max-steps", "1000000"]
+    command += ["--backend", "deepspeed", "--zero-stage", "3", "--nproc-per-node", "2"]
+    environment = {**os.environ, "NO_COLOR": "1", "FT_CACHE_DIR": str(tmp_path / "cache")}
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        deadline = time.monotonic() + 120
+        while not (folder / "metrics.jsonl").is_file() or not (folder / "metrics.jsonl").stat().st_size:
+            assert process.poll() is None, (tmp_path / "output").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        os.kill(json.loads((folder / "ranks" / "rank1.json").read_text())["pid"], signal.SIGKILL)
+        assert process.wait(30) == 1
+    report = json.loads((folder / "report.json").read_text())
+    assert report["first_failure"]["rank"] == 1
+    assert "SIGKILL" in report["first_failure"]["cause"]

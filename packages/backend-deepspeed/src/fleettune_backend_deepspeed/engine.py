@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def prepare_libraries(run: TrainingRun) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
+    # DeepSpeed calls torch's collectives by names that will go; torch says so at every step.
+    warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)
     if run.device_kind is DeviceKind.CPU:
         # On a CPU, DeepSpeed compiles a shared-memory operation for minutes when communication starts. Only its
         # inference_all_reduce uses that; training goes through gloo either way.

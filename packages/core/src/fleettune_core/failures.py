@@ -47,6 +47,8 @@ class RankState:
     facts: Mapping[str, Any]
     failure: RankFailure | None
     peak_memory_bytes: int | None
+    held: Mapping[str, int] | None = None
+    """`weight_bytes` and `optimizer_bytes` that it holds between two steps."""
 
     @property
     def done(self) -> bool:
@@ -120,6 +122,7 @@ def read_rank(record: Mapping[str, Any]) -> RankState:
             mendable=bool(failure["mendable"]),
         ),
         peak_memory_bytes=record.get("peak_memory_bytes"),
+        held=record.get("held"),
     )
 
 

@@ -41,6 +41,7 @@ class RankRecord:
             "first_step_at": None,
             "total_steps": None,
             "facts": None,
+            "held": None,
             "data": None,
             "peak_memory_bytes": None,
             "failure": None,
@@ -62,6 +63,10 @@ class RankRecord:
     def first_step(self, total_steps: int) -> None:
         """The first of `total_steps` optimizer steps is done."""
         self._update(first_step_at=time.time(), total_steps=total_steps)
+
+    def held(self, *, weight_bytes: int, optimizer_bytes: int) -> None:
+        """What this rank holds of weights and optimizer state between two steps."""
+        self._update(held={"weight_bytes": weight_bytes, "optimizer_bytes": optimizer_bytes})
 
     def finish(self, peak_memory_bytes: int) -> None:
         self._update(stage="done", peak_memory_bytes=peak_memory_bytes)

@@ -54,6 +54,9 @@ class WorldMember:
     sharding: str | None
     world_size: int
     stage: str
+    weight_bytes: int | None = None
+    """Of the weights, what this rank holds between two steps."""
+    optimizer_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +250,7 @@ def _member(state: RankState) -> WorldMember:
         sharding=state.facts.get("sharding"),
         world_size=int(state.facts.get("world_size", state.world_size)),
         stage=state.stage,
+        **(state.held or {}),
     )
 
 

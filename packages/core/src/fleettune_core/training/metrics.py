@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import time
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import torch
@@ -18,6 +19,23 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def held_bytes(tensors: Iterable[Any]) -> int:
+    """Bytes that this rank itself holds of `tensors`: its shard where one is divided over ranks."""
+    total = 0
+    for tensor in tensors:
+        # ZeRO-3 keeps the shard beside the weight, which is empty unless it is small enough to stay whole.
+        parts = [tensor, tensor.ds_tensor] if hasattr(tensor, "ds_tensor") else [tensor]
+        local = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+        total += sum(part.numel() * part.element_size() for part in local)
+    return total
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Bytes of optimizer state that this rank holds: the moments, without counters."""
+    kept = (value for state in optimizer.state.values() for value in state.values())
+    return held_bytes(value for value in kept if isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
 class MetricsWriter:

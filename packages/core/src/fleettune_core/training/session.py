@@ -14,7 +14,7 @@ from fleettune_core.data.sharding import FILLER, GlobalBatchSampler, rows_of_ste
 from fleettune_core.plugins.relay import Relay
 from fleettune_core.rankrecord import RankRecord
 from fleettune_core.training import agreement
-from fleettune_core.training.metrics import MetricsWriter
+from fleettune_core.training.metrics import MetricsWriter, held_bytes, state_bytes
 from fleettune_core.types import (
     BatchSampler,
     DataShard,
@@ -127,7 +127,12 @@ class Session:
     def _judge_and_record(self, logs: dict[str, float], state: Any) -> None:
         self._steps_seen += 1
         if self._steps_seen == 1:
+            assert self.wrapped is not None
             self._record.first_step(state.max_steps)
+            self._record.held(
+                weight_bytes=held_bytes(self.wrapped.model.parameters()),
+                optimizer_bytes=state_bytes(self.wrapped.optimizer),
+            )
         if self._initial_checksum is not None:
             assert self.wrapped is not None
             when = f"after optimizer step {state.global_step}"
