@@ -32,6 +32,8 @@ def main() -> int:
     """Run the whole example; returns the exit code."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # transformers imports DeepSpeed where it is installed, and that would print which device it found.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     started = time.monotonic()
     _, heldout_file = make_rows.write(HERE / "rows")
     heldout = [json.loads(line) for line in heldout_file.read_text(encoding="utf-8").splitlines()]

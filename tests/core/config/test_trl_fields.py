@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(trl_fields.__file__).with_name("trl_fields.json")
 
 
+newest = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 gets older releases of TRL; the table describes the newest"
+)
+
+
+@newest
 def test_the_table_is_what_the_installed_trl_declares() -> None:
     fresh = subprocess.run(
         [sys.executable, str(ROOT / "tools/generate_trl_fields.py"), "--stdout"],
@@ -33,6 +39,7 @@ def test_the_table_is_what_the_installed_trl_declares() -> None:
     assert TABLE.read_text(encoding="utf-8") == fresh, said
 
 
+@newest
 def test_the_table_says_which_versions_it_was_made_from() -> None:
     assert dict(made_from()) == {"trl": version("trl"), "transformers": version("transformers")}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +94,16 @@ def test_a_target_that_is_nowhere_is_told_with_the_nearest():
     model = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(2, 2)})
     with pytest.raises(FtError, match=r"q_prj is no layer .* \(did you mean q_proj\?\)"):
         build.check_targets(model, "q_prj")
+
+
+def test_an_older_transformers_gets_the_name_that_it_knows():
+    @dataclass
+    class Older:
+        gradient_checkpointing: bool = False
+        optim: str = "adamw_torch"
+
+    given = {"activation_checkpointing": True, "optim": "sgd"}
+    assert build._as_spelt_by(Older, given) == {"gradient_checkpointing": True, "optim": "sgd"}
+    from trl import SFTConfig
+
+    assert "activation_checkpointing" in build._as_spelt_by(SFTConfig, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ def make_trainer(
     from fleettune_core.training.seam import hooked
 
     try:
-        args = SFTConfig(**arguments)
+        args = SFTConfig(**_as_spelt_by(SFTConfig, arguments))
     except (TypeError, ValueError) as error:
         raise FtError(f"TRL refuses the training arguments: {error}", hint="see the values under train:") from error
     # One process drives one device. Trainer counts the others that it can see, and would spread each micro-batch over
@@ -178,6 +179,15 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.use_summed_loss()
     return trainer
+
+
+_OLDER_NAMES: Mapping[str, str] = MappingProxyType({"activation_checkpointing": "gradient_checkpointing"})
+"""Arguments by their names in transformers 5.24, and what they are called before it (which Python 3.10 still gets)."""
+
+
+def _as_spelt_by(config_class: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    known = {item.name for item in dataclasses.fields(config_class)}
+    return {name if name in known else _OLDER_NAMES.get(name, name): value for name, value in arguments.items()}
 
 
 def check_targets(model: Any, lora_target: str | None) -> None:
