@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fleettune_core.backends.ddp import DdpBackend, DdpOptions
 from fleettune_core.data.sharding import GlobalBatchSampler
 from fleettune_core.errors import FtError
 from fleettune_core.training import agreement
+from fleettune_core.training.checksum import agreed_checksum, checksums
 from fleettune_core.types import (
     BatchPlan,
     DataShard,
@@ -117,7 +120,7 @@ def main(folder: Path) -> None:
         model, wrapped, ctx = train(options, accumulation)
         record[name] = {
             "distance_to_one_process": distance(model, alone(accumulation, world)),
-            "checksums": agreement.gather(agreement.checksum(model)),
+            "checksums": checksums(model.parameters()),
             "static_graph": wrapped.model.static_graph,
             "wrapper": wrapped.facts.wrapper,
             "world_size": wrapped.facts.world_size,
@@ -149,10 +152,15 @@ def main(folder: Path) -> None:
     record["not_sharded"] = refused(agreement.check_shards, sharded, first_step(DataShard(index=0, count=world)))
 
     same = network()
-    record["replicas_right"] = refused(agreement.check_replicas, same, "b", "now")
+    record["replicas_right"] = refused(agreed_checksum, list(same.parameters()), "b", "now")
     with torch.no_grad():
         same[0].weight[0, 0] += rank * 1e-7
-    record["replicas_drifted"] = refused(agreement.check_replicas, same, "b", "now")
+    record["replicas_drifted"] = refused(agreed_checksum, list(same.parameters()), "b", "now")
+
+    whole = torch.arange(3 * 5 * 7, dtype=torch.float32).reshape(5, 3, 7)
+    mesh = init_device_mesh("cpu", (world,))
+    record["whole_checksum"] = checksums([whole])
+    record["divided_checksum"] = checksums([distribute_tensor(whole, mesh, [Shard(0)])])
 
     asked = WrapFacts(wrapper="DistributedDataParallel", world_size=world, sharding="zero-3")
     posing = WrapFacts(wrapper="DeepSpeedEngine", world_size=world, sharding="zero-3")

@@ -73,6 +73,10 @@ def test_equal_replicas_pass_and_drifted_ones_are_caught(record):
     assert "weights differ" in record["replicas_drifted"]
 
 
+def test_a_weight_that_is_divided_has_the_checksum_of_the_whole_one(record):
+    assert record["divided_checksum"] == record["whole_checksum"]
+
+
 def test_a_backend_that_does_something_else_than_asked_is_caught(record):
     assert record["wrapped_right"] is None
     assert "sharding is none, not zero-3" in record["not_sharded_as_asked"]

@@ -90,7 +90,16 @@ def _wrapped(engine: Any) -> WrappedModel:
         facts=facts,
         backward=driver.backward,
         clip_grad_norm=driver.step_and_norm,
+        # At stage 0 gradients stay where torch puts them.
+        read_gradient=_read_gradient if stage else None,
     )
+
+
+def _read_gradient(parameter: Any) -> torch.Tensor | None:
+    """The whole gradient of a weight, put together from the ranks' shares (collective)."""
+    from deepspeed.utils import safe_get_full_grad
+
+    return safe_get_full_grad(parameter)
 
 
 class EngineOptimizer(torch.optim.Optimizer):

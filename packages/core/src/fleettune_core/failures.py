@@ -49,6 +49,8 @@ class RankState:
     peak_memory_bytes: int | None
     held: Mapping[str, int] | None = None
     """`weight_bytes` and `optimizer_bytes` that it holds between two steps."""
+    reduction: Mapping[str, Any] | None = None
+    """How near the gradients that its optimizer reads are to the ranks' mean: `weight`, `distance`."""
 
     @property
     def done(self) -> bool:
@@ -123,6 +125,7 @@ def read_rank(record: Mapping[str, Any]) -> RankState:
         ),
         peak_memory_bytes=record.get("peak_memory_bytes"),
         held=record.get("held"),
+        reduction=record.get("reduction"),
     )
 
 

@@ -42,6 +42,7 @@ class RankRecord:
             "total_steps": None,
             "facts": None,
             "held": None,
+            "reduction": None,
             "data": None,
             "peak_memory_bytes": None,
             "failure": None,
@@ -67,6 +68,10 @@ class RankRecord:
     def held(self, *, weight_bytes: int, optimizer_bytes: int) -> None:
         """What this rank holds of weights and optimizer state between two steps."""
         self._update(held={"weight_bytes": weight_bytes, "optimizer_bytes": optimizer_bytes})
+
+    def reduction(self, *, weight: str, distance: float) -> None:
+        """How near to the ranks' mean the gradients are that the optimizer reads, at `weight`, relative to its norm."""
+        self._update(reduction={"weight": weight, "distance": distance})
 
     def finish(self, peak_memory_bytes: int) -> None:
         self._update(stage="done", peak_memory_bytes=peak_memory_bytes)

@@ -57,6 +57,13 @@ class WorldMember:
     weight_bytes: int | None = None
     """Of the weights, what this rank holds between two steps."""
     optimizer_bytes: int | None = None
+    trainable_parameters: int | None = None
+    initial_weights: str | None = None
+    """Checksum of the weights that training began with: the same on every layout and backend."""
+    reduction: str | None = None
+    """What the optimizer reads, as the backend says: the `mean` over ranks, or a `lossy` one."""
+    gradient_distance: float | None = None
+    """Of what it read in the first steps from the mean over ranks that core computed itself, relative to its norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +257,10 @@ def _member(state: RankState) -> WorldMember:
         sharding=state.facts.get("sharding"),
         world_size=int(state.facts.get("world_size", state.world_size)),
         stage=state.stage,
+        trainable_parameters=state.facts.get("trainable_parameters"),
+        initial_weights=state.facts.get("initial_weights"),
+        reduction=state.facts.get("reduction"),
+        gradient_distance=(state.reduction or {}).get("distance"),
         **(state.held or {}),
     )
 

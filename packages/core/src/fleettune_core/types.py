@@ -290,19 +290,18 @@ class WrapFacts:
     """Ranks over which gradients are reduced."""
     sharding: str = "none"
     """`none`, or what is divided over ranks: `zero-1`, `zero-2`, `zero-3`, `fsdp`, …"""
-
-    @property
-    def whole_weights(self) -> bool:
-        """Whether every rank holds all weights, so that they must be the same on all."""
-        return self.sharding in ("none", "zero-1", "zero-2")
+    reduction: str = "mean"
+    """What the optimizer reads: the `mean` of the ranks' gradients, or a `lossy` one, compressed on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedModel:
     """A model and its optimizer, ready for the loop.
 
-    The optional callables are for engines that own the step: `backward(loss)`, and
-    `clip_grad_norm(max_norm) -> total norm before clipping, of the step that is about to be taken`.
+    The optional callables are for engines that own the step: `backward(loss)`;
+    `clip_grad_norm(max_norm) -> total norm before clipping, of the step that is about to be taken`; and, where
+    gradients do not stand in `parameter.grad`, `read_gradient(parameter) -> the whole gradient that the optimizer is
+    about to read, or None` (collective, called between a `sync=True` gate and the step).
     """
 
     model: Any
@@ -310,6 +309,7 @@ class WrappedModel:
     facts: WrapFacts
     backward: Callable[[Any], None] | None = None
     clip_grad_norm: Callable[[float], Any] | None = None
+    read_gradient: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

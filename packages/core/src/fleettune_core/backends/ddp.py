@@ -66,7 +66,7 @@ class DdpBackend:
     def expect_wrapped(self, run: TrainingRun) -> WrapFacts:
         # Without a process group there is nothing to reduce over, so one rank keeps the plain model.
         wrapper = WRAPPER if run.process.world_size > 1 else ""
-        return WrapFacts(wrapper=wrapper, world_size=run.process.world_size)
+        return WrapFacts(wrapper=wrapper, world_size=run.process.world_size, reduction=_reduction(run))
 
     @hookimpl
     def wrap_model(self, context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
@@ -75,10 +75,10 @@ class DdpBackend:
 
         world_size = context.process.world_size
         if world_size == 1:
-            facts = WrapFacts(wrapper=type(model).__name__, world_size=1)
+            facts = WrapFacts(wrapper=type(model).__name__, world_size=1, reduction=_reduction(context.run))
             return WrappedModel(model=model, optimizer=optimizer, facts=facts)
         if isinstance(model, DistributedDataParallel):
-            return WrappedModel(model=model, optimizer=optimizer, facts=_facts(model))
+            return WrappedModel(model=model, optimizer=optimizer, facts=_facts(model, context.run))
         options: DdpOptions = context.options
         on_gpu = context.run.device_kind is DeviceKind.CUDA
         wrapped = DistributedDataParallel(
@@ -91,7 +91,7 @@ class DdpBackend:
             static_graph=options.static_graph != "off" and holds_static_graph(context.run),
         )
         _register_compression(wrapped, options)
-        return WrappedModel(model=wrapped, optimizer=optimizer, facts=_facts(wrapped))
+        return WrappedModel(model=wrapped, optimizer=optimizer, facts=_facts(wrapped, context.run))
 
     @hookimpl
     def reduce_grads(self, context: TrainingContext, model: Any, sync: bool) -> ReduceGate:
@@ -131,10 +131,19 @@ def holds_static_graph(run: TrainingRun) -> bool:
     return run.batch.accumulation == 1
 
 
-def _facts(wrapped: Any) -> WrapFacts:
+def _facts(wrapped: Any, run: TrainingRun) -> WrapFacts:
     import torch.distributed as dist
 
-    return WrapFacts(wrapper=type(wrapped).__name__, world_size=dist.get_world_size(wrapped.process_group))
+    return WrapFacts(
+        wrapper=type(wrapped).__name__,
+        world_size=dist.get_world_size(wrapped.process_group),
+        reduction=_reduction(run),
+    )
+
+
+def _reduction(run: TrainingRun) -> str:
+    """One rank exchanges nothing, so nothing is compressed there."""
+    return "mean" if run.options.grad_compression == "none" or run.process.world_size == 1 else "lossy"
 
 
 def _register_compression(wrapped: Any, options: DdpOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,20 @@ def check_wrapped(expected: WrapFacts, model: Any, said: WrapFacts, backend: str
     return ranks
 
 
+def check_kept(backend: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """`wrap_model` may divide weights and must not change them. Raises FtError (exit code 3) with what has changed."""
+    problems = [
+        f"{name}: {before[name]} before, {value} after" for name, value in after.items() if value != before[name]
+    ]
+    if problems:
+        raise FtError(
+            f"backend {backend}: its wrap_model has changed the model",
+            problems=problems,
+            hint="nothing was trained; this is a fault of the backend",
+            exit_code=ExitCode.PLUGIN,
+        )
+
+
 def _fits(got: Any, wanted: Any) -> bool:
     if isinstance(wanted, str) and wanted.endswith("*"):
         return str(got).startswith(wanted[:-1])
@@ -81,7 +95,8 @@ def observe(model: Any, said: WrapFacts) -> WrapFacts:
         sharding, ranks = "fsdp", mesh.size()
     elif not dist.is_initialized():
         sharding, ranks = "none", 1
-    return WrapFacts(wrapper=type(model).__name__, world_size=ranks, sharding=sharding)
+    # How gradients are exchanged shows in no model: the promise stands, and the gradients themselves are looked at.
+    return WrapFacts(wrapper=type(model).__name__, world_size=ranks, sharding=sharding, reduction=said.reduction)
 
 
 def _mesh_of(model: torch.nn.Module) -> Any | None:
@@ -121,34 +136,3 @@ def check_shards(data: ShardedData, first_batches: Sequence[Sequence[int]], epoc
     """
     shares = gather([row for batch in first_batches for row in batch])
     check_coverage(data, epoch=epoch, step=0, rows_by_rank=shares)
-
-
-def check_replicas(model: torch.nn.Module, backend: str, when: str) -> str:
-    """Every rank must hold the same trainable weights (collective); returns their checksum.
-
-    Only for backends that do not shard the weights. Finds gradients that were not reduced: after the first step that
-    changes anything, the ranks would have drifted apart.
-    """
-    sums = gather(checksum(model))
-    if all(value == sums[0] for value in sums):
-        return sums[0]
-    raise FtError(
-        f"backend {backend}: the ranks' weights differ {when}",
-        problems=[f"rank {rank}: checksum {value}" for rank, value in enumerate(sums)],
-        hint="the gradients were not averaged over the ranks; this is a fault of the backend",
-        exit_code=ExitCode.PLUGIN,
-    )
-
-
-def checksum(model: torch.nn.Module) -> str:
-    """A digest of the trainable weights' bits: equal weights, equal digest; order and shape count."""
-    total = 0
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        bits = parameter.detach().contiguous().view(torch.uint8).view(-1)
-        padded = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
-        # Position matters through the weights of the sum; wrapping arithmetic is fine for a digest.
-        positions = torch.arange(1, padded.numel() + 1, device=padded.device, dtype=torch.int64)
-        total = (total * 1_000_003 + int((padded * positions).sum())) & (2**64 - 1)
-    return f"{total:016x}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -14,7 +15,9 @@ from fleettune_core.data.sharding import FILLER, GlobalBatchSampler, rows_of_ste
 from fleettune_core.plugins.relay import Relay
 from fleettune_core.rankrecord import RankRecord
 from fleettune_core.training import agreement
+from fleettune_core.training.checksum import agreed_checksum
 from fleettune_core.training.metrics import MetricsWriter, held_bytes, state_bytes
+from fleettune_core.training.reduction import EXACT, ROUNDED, ReductionProbe
 from fleettune_core.types import (
     BatchSampler,
     DataShard,
@@ -55,7 +58,8 @@ class Session:
         self.after_step: Callable[[Any], None] | None = None
         """Called on every rank after each optimizer step, with the trainer's state."""
         self._steps_seen = 0
-        self._initial_checksum: str | None = None  # of replicated weights, until a step has changed them
+        self._initial_checksum: str | None = None  # of the trained weights, until a step has changed them
+        self._probe: ReductionProbe | None = None  # until it has seen enough
         self._expected: WrapFacts = relay.call("expect_wrapped", run=context.run)
         self.sampler: BatchSampler = self._sampler()
 
@@ -65,24 +69,55 @@ class Session:
 
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> WrappedModel:
         self._record.stage("wrapping")
-        if self._expected.whole_weights:
-            when = "before training; every rank must build the same model"
-            self._initial_checksum = agreement.check_replicas(model, self._backend, when)
+        trainable = _trainable(model)
+        built = agreed_checksum(
+            model.parameters(), self._backend, "before training", hint="every rank must build the same model"
+        )
+        head = getattr(model, "get_output_embeddings", lambda: None)()
         wrapped: WrappedModel = self._relay.call("wrap_model", context=self.context, model=model, optimizer=optimizer)
         agreement.check_wrapped(self._expected, wrapped.model, wrapped.facts, self._backend)
-        # A weight that ZeRO-3 has divided is empty, and knows its whole size.
-        trainable = sum(getattr(item, "ds_numel", item.numel()) for item in model.parameters() if item.requires_grad)
+        kept = agreed_checksum(wrapped.model.parameters(), self._backend, "after wrap_model")
+        agreement.check_kept(
+            self._backend,
+            {"the weights' checksum": built, "trainable parameters": trainable},
+            {"the weights' checksum": kept, "trainable parameters": _trainable(wrapped.model)},
+        )
         self._record.facts(
             WrapFacts(**{**asdict(wrapped.facts), "wrapper": type(wrapped.model).__name__}),
             trainable_parameters=trainable,
+            initial_weights=built,
         )
+        self._initial_checksum = self._trained_checksum(wrapped, "after wrap_model")
+        exact = self.context.run.precision == "fp32" and self._expected.reduction == "mean"
+        self._probe = ReductionProbe(wrapped, backend=self._backend, tolerance=EXACT if exact else ROUNDED, head=head)
         self._record.stage("training")
         self.wrapped = wrapped
         return wrapped
 
     def gate(self, model: Any, sync: bool) -> ReduceGate:
         assert self.wrapped is not None, "Trainer did not hand model and optimizer to wrap_model together"
-        return self._relay.call("reduce_grads", context=self.context, model=model, sync=sync)
+        gate: ReduceGate = self._relay.call("reduce_grads", context=self.context, model=model, sync=sync)
+        return gate if self._probe is None else self._probed(gate, self._probe, sync)
+
+    @contextlib.contextmanager
+    def _probed(self, gate: ReduceGate, probe: ReductionProbe, sync: bool) -> Iterator[None]:
+        probe.begin_micro_batch()
+        with gate:
+            yield
+        probe.end_micro_batch(sync=sync)
+        if probe.done:
+            self._probe = None
+            if probe.finding is not None:
+                self._record.reduction(weight=probe.finding.weight, distance=probe.finding.distance)
+
+    def finish(self) -> None:
+        """Once more before the result is saved: the ranks still hold the same weights (collective)."""
+        assert self.wrapped is not None
+        self._trained_checksum(self.wrapped, "at the end of the training")
+
+    def _trained_checksum(self, wrapped: WrappedModel, when: str) -> str | None:
+        trained = (parameter for parameter in wrapped.model.parameters() if parameter.requires_grad)
+        return agreed_checksum(trained, self._backend, when)
 
     def on_log(self, logs: dict[str, float], state: Any) -> None:
         if "loss" in logs:
@@ -135,9 +170,9 @@ class Session:
             )
         if self._initial_checksum is not None:
             assert self.wrapped is not None
-            when = f"after optimizer step {state.global_step}"
             # A warm-up begins with a learning rate of 0: such a step shows nothing, and the next one is looked at.
-            if agreement.check_replicas(self.wrapped.model, self._backend, when) != self._initial_checksum:
+            now = self._trained_checksum(self.wrapped, f"after optimizer step {state.global_step}")
+            if now != self._initial_checksum:
                 self._initial_checksum = None
         if self._metrics is None:
             return
@@ -146,3 +181,8 @@ class Session:
         tokens = int(np.asarray(self._data.lengths[rows]).sum())
         self._metrics.step(step=state.global_step, epoch=state.epoch, logs=logs, tokens=tokens, samples=len(rows))
         self._say(f"step {state.global_step}/{state.max_steps}: loss {logs['loss']:.4f}")
+
+
+def _trainable(model: torch.nn.Module) -> int:
+    """Trained numbers. A weight that ZeRO-3 has divided is empty, and knows its whole size."""
+    return sum(getattr(item, "ds_numel", item.numel()) for item in model.parameters() if item.requires_grad)

@@ -127,6 +127,7 @@ def _train(
     if data.eval is not None and (config.train.eval_steps is None or result.global_step % config.train.eval_steps):
         trainer.evaluate()
 
+    session.finish()
     record.stage("saving")
     assert session.wrapped is not None
     place = writer.save_result(wrapped=session.wrapped, model=trainer.model, tokenizer=tokenizer)
