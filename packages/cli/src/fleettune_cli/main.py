@@ -17,6 +17,11 @@ COMMANDS = (
         summary="Fine-tune a language model.",
     ),
     LazyCommand(
+        name="verify",
+        target="fleettune_cli.commands.verify:verify",
+        summary="Check that every layout and backend gives the same numbers.",
+    ),
+    LazyCommand(
         name="data",
         target="fleettune_cli.commands.data:data",
         summary="Look at data as a run would read it.",

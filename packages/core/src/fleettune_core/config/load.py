@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -262,6 +262,36 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     whole |= {section: owner(**sections[section]) for section, owner in SECTIONS.items()}
     whole |= {field: MappingProxyType(open_ended[section]) for section, field in PLUGIN_SECTIONS.items()}
     return RunConfig(**whole)
+
+
+def vary(
+    loaded: LoadedConfig, values: Mapping[str, Any], source: Source, without: Collection[str] = ()
+) -> LoadedConfig:
+    """The same config with other `values` (typed, by dotted path), which come from `source`.
+
+    `without`: paths, or whole sections, whose values are left out before.
+    """
+    kept = {
+        path: value_at(loaded.config, path)
+        for path in loaded.sources
+        if not any(path == name or path.startswith(f"{name}.") for name in without)
+    }
+    return dataclasses.replace(
+        loaded,
+        config=build_config({**kept, **values}),
+        sources=MappingProxyType(
+            {path: source if path in values else loaded.sources[path] for path in {**kept, **values}}
+        ),
+    )
+
+
+def value_at(config: RunConfig, path: str) -> Any:
+    """The value at a dotted path, a plugin's option and a field of TRL's config too."""
+    section, _, name = path.partition(".")
+    if not name or path in settings_by_path():
+        return getattr(getattr(config, section), name) if name else getattr(config, section)
+    open_ended = config.train.extra if section == "train" else getattr(config, PLUGIN_SECTIONS[section])
+    return open_ended[name]
 
 
 def _agrees(other: Given, target: Target, value: Any) -> bool:

@@ -34,10 +34,12 @@ class Mistakes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if isinstance(error, FtError):
+        if not isinstance(error, FtError):
+            return False
+        # Several plans of one command may find the same mistake, and it is told once.
+        if all(_lines(error) != _lines(other) for other in self._errors):
             self._errors.append(error)
-            return True
-        return False
+        return True
 
     def __bool__(self) -> bool:
         return bool(self._errors)

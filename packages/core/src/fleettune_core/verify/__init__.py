@@ -1,0 +1,1 @@
+"""Verification: a run's first steps on several layouts and backends, compared. Control side, but for `weights_main`."""
