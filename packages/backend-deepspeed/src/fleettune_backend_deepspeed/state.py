@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from fleettune_core.backend_kit.optimizer_state import load_optimizer, save_optimizer
+from fleettune_core.backend_kit.whole_weights import whole_weights
 from fleettune_core.types import WrappedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,26 +21,13 @@ def full_weights(model: Any, *, trained_only: bool, keep: bool) -> Iterator[tupl
     """Every weight by name, gathered one at a time and copied to the CPU where `keep` is true (collective)."""
     import deepspeed
 
-    copies: dict[int, torch.Tensor] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if trained_only and not parameter.requires_grad:
-            continue
-        if id(parameter) not in copies:
-            with deepspeed.zero.GatheredParameters([parameter]):
-                # A copy: the gathered weight is freed when this block is left. Tied weights share one.
-                copy = parameter.detach().to("cpu", copy=True) if keep else torch.empty(0)
-            copies = {**copies, id(parameter): copy} if _is_tied(model, parameter) else copies
-            yield name, copy
-        else:
-            yield name, copies[id(parameter)]
-    persistent = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
-        if name in persistent and not trained_only:
-            yield name, buffer.detach().to("cpu", copy=True)
+    def gather(weight: Any) -> torch.Tensor:
+        # Buffers are not divided. A copy: a gathered weight is freed when the block is left.
+        divided = [weight] if hasattr(weight, "ds_id") else []
+        with deepspeed.zero.GatheredParameters(divided, enabled=bool(divided)):
+            return weight.detach().to("cpu", copy=True) if keep else torch.empty(0)
 
-
-def _is_tied(model: Any, parameter: Any) -> bool:
-    return sum(other is parameter for _, other in model.named_parameters(remove_duplicate=False)) > 1
+    return whole_weights(model, gather, trained_only=trained_only)
 
 
 def save(wrapped: WrappedModel, folder: Path) -> None:
