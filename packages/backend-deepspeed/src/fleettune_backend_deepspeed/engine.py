@@ -12,6 +12,7 @@ import torch.distributed as dist
 from fleettune_backend_deepspeed.operations import build_async_io
 from fleettune_backend_deepspeed.options import SHARED_MEMORY_OP, uses_nvme
 from fleettune_core.backend_kit.process_group import ensure_process_group
+from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.types import DeviceKind, TrainingRun, WrapFacts, WrappedModel
 
 
@@ -23,7 +24,14 @@ def prepare_libraries(run: TrainingRun) -> None:
     if run.device_kind is DeviceKind.CPU:
         # Read once, on import; without it DeepSpeed looks for devices by itself.
         os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
+    try:
+        import deepspeed
+    except ModuleNotFoundError as error:
+        raise FtError(
+            f"the backend deepspeed cannot import DeepSpeed: {error}",
+            hint="pip install fleettune-backend-deepspeed, where the ranks run",
+            exit_code=ExitCode.PLUGIN,
+        ) from error
 
     # DeepSpeed calls torch's collectives by names that will go; torch says so at every step.
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)
