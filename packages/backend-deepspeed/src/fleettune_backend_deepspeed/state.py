@@ -65,6 +65,7 @@ def _whole_state(engine: Any) -> dict[str, Any]:
     """`state.<name>.<moment>` and the hyperparameters `param_groups.<name>.<key>`, whole, fp32."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    _make_moments(engine.optimizer)
     _link(engine.optimizer)
     base = _base_optimizer(engine)
     step = next((kept["step"] for kept in base.state.values() if "step" in kept), torch.tensor(0.0))
@@ -80,6 +81,23 @@ def _whole_state(engine: Any) -> dict[str, Any]:
         whole[f"state.{name}.step"] = torch.as_tensor(float(step))
         whole.update({f"param_groups.{name}.{key}": value for key, value in hyper.items()})
     return whole
+
+
+def _make_moments(zero: Any) -> None:
+    """Give the optimizer the moments that it makes in its first step, so that others can be loaded before it."""
+    at_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    flats = zero.fp32_partitioned_groups_flat if at_stage_3 else zero.single_partition_of_fp32_groups
+    for number, flat in enumerate(flats):
+        state = zero.optimizer.state[flat]
+        if any(moment in state for moment in MOMENTS):
+            continue
+        on_disk = at_stage_3 and zero._swappable_optimizer_subgroup(number)  # noqa: SLF001 - there is no public way
+        if on_disk:
+            zero._optimizer_states_and_gradient_swap_in(number)  # noqa: SLF001
+        state["step"] = torch.tensor(0.0)
+        state.update({moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS})
+        if on_disk:
+            zero._optimizer_states_and_gradient_swap_out(number)  # noqa: SLF001
 
 
 def _link(zero: Any) -> None:
