@@ -8,11 +8,14 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WANTED := '.[all]' -e 'packages/core[train]' $(foreach name,launcher-torchrun launcher-slurm backend-fsdp backend-deepspeed cli,-e packages/$(name))
 
-.PHONY: help setup quickstart test test-slow lint format docs clean
+.PHONY: help system setup quickstart test test-slow lint format docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+
+system:  ## install the Debian packages that the tests need (as root), or say what to type
+	@sh tools/system_packages.sh
 
 setup: $(READY)  ## make .venv with everything that running and testing needs
 

@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +69,85 @@ def test_the_check_tells_which_plugin_is_broken_and_why_and_hides_no_good_one(br
     assert states["broken"].startswith("import-error: ")
     assert "the cluster library is too old" in states["broken"]
     assert states["local"] == states["ddp"] == "ok"
+
+
+@pytest.fixture
+def deepspeed_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our backend as pip leaves it with --no-deps: a distribution on `sys.path` that requires what is not there."""
+    entry_points = {"fleettune.backends": {"deepspeed": "fleettune_backend_deepspeed:DeepSpeedBackend"}}
+    requires = ["no-such-library<0.20,>=0.19.8"]
+    write_distribution(tmp_path, "fleettune-backend-deepspeed", entry_points, version="0.1.0", requires=requires)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_the_list_tells_what_a_plugin_lacks(deepspeed_without_its_library: None) -> None:
+    result = ft("plugins", "list")
+    assert result.exit_code == 0
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("deepspeed ")]
+    assert row.split(maxsplit=4) == [
+        *("deepspeed", "backend", "fleettune-backend-deepspeed", "0.1.0"),
+        "incomplete: no-such-library is not installed",
+    ]
+    assert result.stderr == "hint: backend deepspeed: pip install 'no-such-library<0.20,>=0.19.8'\n"
+    assert ft("plugins", "list", "--check").exit_code == ExitCode.PLUGIN
+
+
+def test_a_run_that_asks_for_it_ends_in_the_plan_with_what_to_type(
+    deepspeed_without_its_library: None, tiny_model: Path, tiny_rows: Path
+) -> None:
+    words = ["train", "--model", str(tiny_model), "--dataset", str(tiny_rows), "--max-steps", "1"]
+    result = ft(*words, "--backend", "deepspeed", "--dry-run")
+    assert result.exit_code == ExitCode.PLUGIN
+    assert result.stderr == (
+        "error: backend deepspeed (fleettune-backend-deepspeed 0.1.0): no-such-library is not installed\n"
+        "hint: pip install 'no-such-library<0.20,>=0.19.8'\n"
+    )
+    assert ft(*words, "--dry-run").exit_code == 0
+
+
+@pytest.fixture
+def only_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation of fleettune-core and fleettune-cli alone."""
+    points = [
+        point
+        for group in ("fleettune.launchers", "fleettune.backends")
+        for point in entry_points(group=group)
+        if point.dist is not None and point.dist.name == "fleettune-core"
+    ]
+    catalog = load_catalog(points)
+    monkeypatch.setattr("fleettune_core.plugins.catalog.load_catalog", lambda: catalog)
+
+
+def test_the_list_tells_which_of_ours_are_not_installed_and_that_is_no_fault(only_core: None) -> None:
+    result = ft("plugins", "list")
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "name       kind      from                  state\n"
+        "local      launcher  fleettune-core 0.1.0  installed (built in)\n"
+        "ddp        backend   fleettune-core 0.1.0  installed (built in)\n"
+        "torchrun   launcher  -                     not installed\n"
+        "slurm      launcher  -                     not installed\n"
+        "fsdp       backend   -                     not installed\n"
+        "deepspeed  backend   -                     not installed\n"
+    )
+    assert result.stderr.splitlines()[-1] == "hint: backend deepspeed: pip install fleettune-backend-deepspeed"
+    assert ft("plugins", "list", "--check").exit_code == 0
+    rows = json.loads(ft("plugins", "list", "--json").stdout)["plugins"]
+    assert rows[-1] == {
+        "name": "deepspeed",
+        "kind": "backend",
+        "distribution": "fleettune-backend-deepspeed",
+        "version": None,
+        "builtin": False,
+        "state": "not installed",
+        "hint": "pip install fleettune-backend-deepspeed",
+    }
+
+
+def test_show_of_one_of_ours_that_is_not_installed_says_what_installs_it(only_core: None) -> None:
+    result = ft("plugins", "show", "fsdp")
+    assert result.exit_code == ExitCode.PLUGIN
+    assert result.stderr == "error: the backend fsdp is not installed\nhint: pip install fleettune-backend-fsdp\n"
 
 
 def write_launcher(folder: Path, source: str) -> None:

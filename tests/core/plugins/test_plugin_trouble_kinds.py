@@ -1,4 +1,4 @@
-"""Each of the ten kinds of plugin trouble, with a real distribution: a record, and never a crash."""
+"""Each of the eleven kinds of plugin trouble, with a real distribution: a record, and never a crash."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.plugins.catalog import Catalog, load_catalog
+from fleettune_core.plugins.completeness import incomplete
 from fleettune_core.plugins.detection import detect
 from fleettune_core.plugins.entries import PluginKind
 from fleettune_core.plugins.relay import open_relay
@@ -53,7 +54,7 @@ def load_trouble(install: Any, source: str, *, group: str = LAUNCHERS, **options
     return trouble
 
 
-def test_there_are_exactly_ten_kinds() -> None:
+def test_there_are_exactly_eleven_kinds() -> None:
     assert {kind.value for kind in TroubleKind} == {
         "import-error",
         "wrong-signature",
@@ -65,6 +66,7 @@ def test_there_are_exactly_ten_kinds() -> None:
         "detection-slow",
         "hook-raises",
         "missing-extra",
+        "incomplete",
     }
 
 
@@ -337,3 +339,36 @@ def test_trouble_is_loaded_once_and_told_each_time(install: Any) -> None:
         assert vars(builtins)["acme_imports"] == 1
     finally:
         del vars(builtins)["acme_imports"]
+
+
+@pytest.fixture
+def without_its_library(install: Any) -> None:
+    """The distribution of our backend deepspeed, which requires one that is not there."""
+    entry_points = {PluginKind.BACKEND.value: {"deepspeed": "acme_backend:Backend"}}
+    source = "from fleettune_core.hookspecs import hookimpl\nclass Backend:\n    @hookimpl\n"
+    source += "    def wrap_model(self, context, model, optimizer): ...\n"
+    requires = ["no-such-library<0.20,>=0.19.8", "pluggy", "other-library; extra == 'more'"]
+    install("fleettune-backend-deepspeed", entry_points, {"acme_backend": source}, requires=requires)
+
+
+def test_a_plugin_of_ours_without_its_library_is_refused_before_a_rank_imports_it(without_its_library: None) -> None:
+    catalog = load_catalog()
+    entry = catalog.find(PluginKind.BACKEND, "deepspeed")
+    with pytest.raises(PluginTroubleError) as caught:
+        catalog.load(entry)
+    assert caught.value.exit_code is ExitCode.PLUGIN
+    assert caught.value.trouble.kind is TroubleKind.INCOMPLETE
+    assert caught.value.message == (
+        "backend deepspeed (fleettune-backend-deepspeed 1.0): no-such-library is not installed"
+    )
+    assert caught.value.hint == "pip install 'no-such-library<0.20,>=0.19.8'"
+    assert "acme_backend" not in sys.modules
+    assert catalog.troubles == ()  # whoever does not ask for it hears nothing of it
+
+
+def test_somebody_elses_plugin_may_know_better_than_its_metadata(install: Any) -> None:
+    install("acme-plugin", {LAUNCHERS: {"acme": "acme_module:Launcher"}}, {"acme_module": GOOD}, requires=["no-such"])
+    catalog = load_catalog()
+    entry = catalog.find(LAUNCHERS, "acme")
+    assert catalog.load(entry)
+    assert incomplete(entry).message == "no-such is not installed"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleettune_backend_deepspeed.ds_config import ds_config, read_user_config
-from fleettune_backend_deepspeed.options import DeepSpeedOptions, check_options
+from fleettune_backend_deepspeed.options import DeepSpeedOptions, check_options, uses_nvme
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.hookspecs import hookimpl
 from fleettune_core.types import (
@@ -35,6 +35,7 @@ class DeepSpeedBackend:
 
     def __init__(self) -> None:
         self._zero3_switch: Any = None
+        self._config: dict[str, Any] | None = None
 
     @hookimpl
     def divide_memory(self, request: MemoryRequest) -> MemoryDivision:
@@ -69,6 +70,11 @@ class DeepSpeedBackend:
         from fleettune_backend_deepspeed import engine
 
         engine.prepare_libraries(run)
+        if uses_nvme(options):
+            from fleettune_backend_deepspeed import nvme
+
+            config = nvme.prepared(config, run)
+        self._config = config
         if options.zero_stage == 3:
             # While it lives, from_pretrained makes each weight as this rank's shard; no rank holds the model whole.
             self._zero3_switch = engine.sharded_creation(run, config)
@@ -85,7 +91,7 @@ class DeepSpeedBackend:
     def wrap_model(self, context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
         from fleettune_backend_deepspeed import engine
 
-        return engine.wrap(model, optimizer, ds_config(context.run))
+        return engine.wrap(model, optimizer, self._config or ds_config(context.run))
 
     @hookimpl
     def reduce_grads(self, context: TrainingContext, model: Any, sync: bool) -> ReduceGate:

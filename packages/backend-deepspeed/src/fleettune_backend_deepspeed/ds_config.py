@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from fleettune_backend_deepspeed.options import DeepSpeedOptions
@@ -25,6 +26,18 @@ OWNED: Mapping[str, str] = {
     "bf16.enabled": "--precision",
 }
 """Keys that follow from the plan, and what sets them there. `auto`, which transformers knows, means the same."""
+
+PARAMS_ON_DISK: Mapping[str, int] = MappingProxyType(
+    {
+        "zero_optimization.offload_param.max_in_cpu": 0,
+        "zero_optimization.stage3_prefetch_bucket_size": 0,
+        "zero_optimization.stage3_max_live_parameters": 0,
+        "zero_optimization.stage3_max_reuse_distance": 0,
+    }
+)
+"""What keeps weights on a disk. By its defaults DeepSpeed keeps a billion of them in memory, and those on the disk hold
+their buffers until none is left ("Not enough buffers", deepspeedai/DeepSpeed#3062); its look-ahead wants a weight twice
+that the forward uses last and the backward first ("already assigned swap buffer")."""
 
 REFUSED: Mapping[str, str] = {
     "optimizer": "the optimizer is the run's: --set train.optim=NAME",
@@ -156,20 +169,25 @@ def read_user_config(path: str) -> dict[str, Any]:
     return config
 
 
-def merge(derived: Mapping[str, Any], user: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """`user` over `derived`. Raises FtError naming both sides where the file contradicts the plan."""
+def merge(
+    derived: Mapping[str, Any], user: Mapping[str, Any], path: str, owned: Mapping[str, str] = OWNED
+) -> dict[str, Any]:
+    """`user` over `derived`. Raises FtError naming both sides where the file contradicts the plan.
+
+    `owned`: the keys that the plan sets, and what is typed for each.
+    """
     problems: list[str] = []
     planned = dict(_flat(derived))
     merged: dict[str, Any] = json.loads(json.dumps(derived))
     for key, value in _flat(user):
-        if value == "auto" and key in OWNED:
+        if value == "auto" and key in owned:
             continue
-        if key in OWNED:
+        if key in owned:
             ours = planned.get(key, False if key.endswith("enabled") else None)
             if key.endswith(".device"):
                 ours = planned.get(key, "none")
             if value != ours and not (key.endswith("enabled") and value is False):
-                problems.append(f"{path}: {key} is {value!r}, and the plan says {ours!r} ({OWNED[key]})")
+                problems.append(f"{path}: {key} is {value!r}, and the plan says {ours!r} ({owned[key]})")
             continue
         _put(merged, key, value)
     _raise(problems, path)
@@ -179,10 +197,14 @@ def merge(derived: Mapping[str, Any], user: Mapping[str, Any], path: str) -> dic
 def ds_config(run: TrainingRun) -> dict[str, Any]:
     """The whole JSON of a run."""
     options: DeepSpeedOptions = run.options
-    derived = derive(run)
+    derived, owned = derive(run), dict(OWNED)
+    if options.offload_params == "nvme":
+        for key, value in PARAMS_ON_DISK.items():
+            _put(derived, key, value)
+            owned[key] = "--offload-params nvme"
     if options.deepspeed_config is None:
         return derived
-    return merge(derived, read_user_config(options.deepspeed_config), options.deepspeed_config)
+    return merge(derived, read_user_config(options.deepspeed_config), options.deepspeed_config, owned)
 
 
 def _raise(problems: list[str], path: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fleettune_backend_deepspeed.options import SHARED_MEMORY_OP
+from fleettune_backend_deepspeed.operations import build_async_io
+from fleettune_backend_deepspeed.options import SHARED_MEMORY_OP, uses_nvme
 from fleettune_core.backend_kit.process_group import ensure_process_group
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.types import DeviceKind, TrainingRun, WrapFacts, WrappedModel
@@ -23,7 +24,14 @@ def prepare_libraries(run: TrainingRun) -> None:
     if run.device_kind is DeviceKind.CPU:
         # Read once, on import; without it DeepSpeed looks for devices by itself.
         os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
+    try:
+        import deepspeed
+    except ModuleNotFoundError as error:
+        raise FtError(
+            f"the backend deepspeed cannot import DeepSpeed: {error}",
+            hint="pip install fleettune-backend-deepspeed, where the ranks run",
+            exit_code=ExitCode.PLUGIN,
+        ) from error
 
     # DeepSpeed calls torch's collectives by names that will go; torch says so at every step.
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)
@@ -31,23 +39,12 @@ def prepare_libraries(run: TrainingRun) -> None:
         # On a CPU, DeepSpeed compiles a shared-memory operation for minutes when communication starts. Only its
         # inference_all_reduce uses that; training goes through gloo either way.
         deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
-    if "nvme" in (run.options.offload_optimizer, run.options.offload_params):
-        _check_async_io()
+    if uses_nvme(run.options):
+        build_async_io(run.announce)
     ensure_process_group(run.device_kind)
     # transformers reads it to place the shards of a model that it loads, without looking for the process group.
     os.environ.setdefault("LOCAL_RANK", str(run.process.local_rank))
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-
-
-def _check_async_io() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
-
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        raise FtError(
-            "offloading to nvme needs DeepSpeed's async_io operation, and libaio is not here to build it",
-            hint="apt-get install libaio-dev, or offload to cpu",
-            exit_code=ExitCode.CONFIG,
-        )
 
 
 def sharded_creation(run: TrainingRun, config: dict[str, Any]) -> Any:

@@ -40,6 +40,11 @@ class DeepSpeedOptions:
     )
 
 
+def uses_nvme(options: DeepSpeedOptions) -> bool:
+    """Whether anything is offloaded to a disk."""
+    return "nvme" in (options.offload_optimizer, options.offload_params)
+
+
 def check_options(options: DeepSpeedOptions) -> None:
     """Raise FtError (exit code 5), one line per mistake, for options that do not go together."""
     stage = options.zero_stage

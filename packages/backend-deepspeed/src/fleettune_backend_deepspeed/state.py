@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from fleettune_core.backend_kit.optimizer_state import load_optimizer, save_optimizer
+from fleettune_core.backend_kit.whole_weights import whole_weights
 from fleettune_core.types import WrappedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,26 +21,13 @@ def full_weights(model: Any, *, trained_only: bool, keep: bool) -> Iterator[tupl
     """Every weight by name, gathered one at a time and copied to the CPU where `keep` is true (collective)."""
     import deepspeed
 
-    copies: dict[int, torch.Tensor] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if trained_only and not parameter.requires_grad:
-            continue
-        if id(parameter) not in copies:
-            with deepspeed.zero.GatheredParameters([parameter]):
-                # A copy: the gathered weight is freed when this block is left. Tied weights share one.
-                copy = parameter.detach().to("cpu", copy=True) if keep else torch.empty(0)
-            copies = {**copies, id(parameter): copy} if _is_tied(model, parameter) else copies
-            yield name, copy
-        else:
-            yield name, copies[id(parameter)]
-    persistent = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
-        if name in persistent and not trained_only:
-            yield name, buffer.detach().to("cpu", copy=True)
+    def gather(weight: Any) -> torch.Tensor:
+        # Buffers are not divided. A copy: a gathered weight is freed when the block is left.
+        divided = [weight] if hasattr(weight, "ds_id") else []
+        with deepspeed.zero.GatheredParameters(divided, enabled=bool(divided)):
+            return weight.detach().to("cpu", copy=True) if keep else torch.empty(0)
 
-
-def _is_tied(model: Any, parameter: Any) -> bool:
-    return sum(other is parameter for _, other in model.named_parameters(remove_duplicate=False)) > 1
+    return whole_weights(model, gather, trained_only=trained_only)
 
 
 def save(wrapped: WrappedModel, folder: Path) -> None:
@@ -77,6 +65,7 @@ def _whole_state(engine: Any) -> dict[str, Any]:
     """`state.<name>.<moment>` and the hyperparameters `param_groups.<name>.<key>`, whole, fp32."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    _make_moments(engine.optimizer)
     _link(engine.optimizer)
     base = _base_optimizer(engine)
     step = next((kept["step"] for kept in base.state.values() if "step" in kept), torch.tensor(0.0))
@@ -92,6 +81,23 @@ def _whole_state(engine: Any) -> dict[str, Any]:
         whole[f"state.{name}.step"] = torch.as_tensor(float(step))
         whole.update({f"param_groups.{name}.{key}": value for key, value in hyper.items()})
     return whole
+
+
+def _make_moments(zero: Any) -> None:
+    """Give the optimizer the moments that it makes in its first step, so that others can be loaded before it."""
+    at_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    flats = zero.fp32_partitioned_groups_flat if at_stage_3 else zero.single_partition_of_fp32_groups
+    for number, flat in enumerate(flats):
+        state = zero.optimizer.state[flat]
+        if any(moment in state for moment in MOMENTS):
+            continue
+        on_disk = at_stage_3 and zero._swappable_optimizer_subgroup(number)  # noqa: SLF001 - there is no public way
+        if on_disk:
+            zero._optimizer_states_and_gradient_swap_in(number)  # noqa: SLF001
+        state["step"] = torch.tensor(0.0)
+        state.update({moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS})
+        if on_disk:
+            zero._optimizer_states_and_gradient_swap_out(number)  # noqa: SLF001
 
 
 def _link(zero: Any) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from fleettune_core.backend_kit.whole_weights import whole_weights
 from fleettune_core.types import DeviceKind, TrainingContext, WrapFacts, WrappedModel
 
 if TYPE_CHECKING:
@@ -62,35 +63,14 @@ def clip_grad_norm(parameters: list[Any], max_norm: float) -> torch.Tensor:
 
 
 def full_weights(model: Any, *, trained_only: bool, keep: bool) -> Iterator[tuple[str, Any]]:
-    """Every weight by name, gathered one at a time and moved to the CPU (collective).
+    """Every weight by name, gathered one at a time and moved to the CPU where `keep` is true (collective)."""
 
-    Where `keep` is false, a gathered weight is dropped at once. Weights that are tied come as one tensor under each
-    of their names, as `save_pretrained` expects.
-    """
-    gathered: dict[int, torch.Tensor] = {}
-    named: list[tuple[str, Any]] = list(model.named_parameters(remove_duplicate=False))
-    persistent = model.state_dict().keys()
-    named += [(name, buffer) for name, buffer in model.named_buffers() if name in persistent]
-    tied = _tied([value for _, value in named])
-    for name, value in named:
-        if trained_only and not value.requires_grad:
-            continue
-        full = gathered.get(id(value))
-        if full is None:
-            whole = value.detach()
-            whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-            full = whole.to("cpu") if keep else torch.empty(0)
-            if id(value) in tied:
-                gathered[id(value)] = full
-        yield name, full
+    def gather(weight: Any) -> torch.Tensor:
+        whole = weight.detach()
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        return whole.to("cpu") if keep else torch.empty(0)
 
-
-def _tied(values: list[Any]) -> set[int]:
-    seen: set[int] = set()
-    twice: set[int] = set()
-    for value in values:
-        (twice if id(value) in seen else seen).add(id(value))
-    return twice
+    return whole_weights(model, gather, trained_only=trained_only)
 
 
 def _mesh(context: TrainingContext, options: FsdpOptions) -> DeviceMesh:

@@ -10,7 +10,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,7 @@ class _Follower:
         self._tail = MetricsTail(run.run_dir.metrics_jsonl)
         self._ranks_read_at = -math.inf
         self._data_told = False
+        self._announced: set[str] = set()
 
     def look(self, *, last: bool) -> None:
         now = time.monotonic()
@@ -107,6 +108,7 @@ class _Follower:
         else:
             records = run_dir.read_ranks()
         self._progress.stage([str(record["stage"]) for record in records])
+        self._tell_announcements(records)
         prepared = next((record["data"] for record in records if record.get("data")), None)
         if prepared is not None and not self._data_told:
             self._data_told = True
@@ -114,6 +116,14 @@ class _Follower:
         total = next((record["total_steps"] for record in records if record.get("total_steps")), None)
         if total is not None:
             self._progress.total(total)
+
+    def _tell_announcements(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """What ranks announce, in the order of time; what several of them say is told once."""
+        said = [line for record in records for line in record.get("announcements") or ()]
+        for line in sorted(said, key=lambda line: line["at"]):
+            if line["text"] not in self._announced:
+                self._announced.add(line["text"])
+                self._display.say(line["text"])
 
     def _tell_data(self, prepared: Mapping[str, Any]) -> None:
         self._display.say(data_line(prepared))

@@ -1,8 +1,8 @@
-"""Every installed plugin as one row: what it is, and what is wrong with it."""
+"""Every plugin as one row: what it is, and what is wrong with it; this project's own that are not installed too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,22 @@ class Listed:
     name: str
     kind: str
     distribution: str
-    version: str
+    version: str | None
+    """None where it is not installed."""
     builtin: bool
     state: str
-    """`installed` (not looked at), `ok` (imported and checked), or what is wrong."""
+    """`installed` (not looked at), `ok` (imported and checked), `not installed`, or what is wrong."""
     hint: str | None = None
 
     @property
     def source(self) -> str:
-        """`fleettune-core 0.1.0`."""
-        return f"{self.distribution} {self.version}"
+        """`fleettune-core 0.1.0`; `-` where it is not installed."""
+        return "-" if self.version is None else f"{self.distribution} {self.version}"
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether a check ends with an error for it. What is not installed is no fault."""
+        return self.state not in ("ok", "not installed")
 
     def concerns(self, trouble: Trouble) -> bool:
         """Whether a record is about this plugin."""
@@ -47,11 +53,13 @@ def all_entries(catalog: Catalog) -> list[PluginEntry]:
 def listed(
     catalog: Catalog, *, check: bool, env: Mapping[str, str] | None = None
 ) -> tuple[list[Listed], list[Trouble]]:
-    """The rows, and the troubles that belong to none of them.
+    """The rows of what is installed, and the troubles that belong to none of them.
 
     With `check` every plugin is imported, and every launcher asked what it detects in `env` (by default this
     process's environment).
     """
+    from fleettune_core.plugins.completeness import incomplete
+
     troubles = list(catalog.troubles)
     rows: list[Listed] = []
     for entry in all_entries(catalog):
@@ -64,12 +72,33 @@ def listed(
             state="ok" if check else "installed",
         )
         mine = next((trouble for trouble in troubles if row.concerns(trouble)), None)
+        mine = mine or incomplete(entry)
         if mine is None and check:
             mine = _checked(catalog, entry, env)
         if mine is not None:
             row = replace(row, state=" ".join(f"{mine.kind.value}: {mine.message}".split()), hint=mine.hint)
         rows.append(row)
     return rows, [trouble for trouble in troubles if not any(row.concerns(trouble) for row in rows)]
+
+
+def not_installed(rows: Sequence[Listed]) -> list[Listed]:
+    """This project's plugins that `rows` lacks, with what installs each."""
+    from fleettune_core.plugins.entries import OPTIONAL
+
+    there = {(row.kind, row.name) for row in rows}
+    return [
+        Listed(
+            name=name,
+            kind=kind.label,
+            distribution=distribution,
+            version=None,
+            builtin=False,
+            state="not installed",
+            hint=f"pip install {distribution}",
+        )
+        for (kind, name), distribution in OPTIONAL.items()
+        if (kind.label, name) not in there
+    ]
 
 
 def _checked(catalog: Catalog, entry: PluginEntry, env: Mapping[str, str] | None) -> Trouble | None:

@@ -44,6 +44,7 @@ class RankRecord:
             "held": None,
             "reduction": None,
             "data": None,
+            "announcements": [],
             "peak_memory_bytes": None,
             "failure": None,
         }
@@ -60,6 +61,10 @@ class RankRecord:
     def data(self, summary: dict[str, Any]) -> None:
         """What the data turned out to be: counts, and the first example with its supervised part."""
         self._update(data=summary)
+
+    def announce(self, line: str) -> None:
+        """One line for whoever follows the run."""
+        self._update(announcements=[*self._record["announcements"], {"at": time.time(), "text": line}])
 
     def first_step(self, total_steps: int) -> None:
         """The first of `total_steps` optimizer steps is done."""

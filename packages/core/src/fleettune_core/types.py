@@ -244,9 +244,13 @@ class MemoryDivision:
     """One line for the plan."""
 
 
+def _unheard(_what: Any) -> None:
+    """Where nobody watches a run, and nothing waits for its end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What a backend may look at before the model exists."""
+    """What a backend may look at before the model exists, and how it speaks and cleans up."""
 
     config: Any
     """`fleettune_core.config.schema.RunConfig`, frozen."""
@@ -258,6 +262,12 @@ class TrainingRun:
     """`fp32`, `bf16` or `fp16`, already decided."""
     device_kind: DeviceKind
     run_dir: Path
+    model_folder: Path | None = None
+    """Where the model's files are on this disk (config.json, weights)."""
+    announce: Callable[[str], None] = _unheard
+    """Shows one line to whoever watches the run, at once: for what takes long. Ranks that say the same show it once."""
+    at_end: Callable[[Callable[[], None]], object] = _unheard
+    """Takes what to call when this rank's training ends, also in an error; not when the process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,10 @@ def _train(place: Place) -> None:
 
     relay = Relay.for_worker(place.plan.backend.name)
     batch = batch_for(place.plan, place.process)
-    train_run(place.run_dir, place.plan, place.process, batch, relay, place.record, place.say)
+    with contextlib.ExitStack() as ending:
+        train_run(
+            place.run_dir, place.plan, place.process, batch, relay, place.record, place.say, at_end=ending.callback
+        )
 
 
 def batch_for(plan: RunRecord, process: ProcessInfo) -> BatchPlan:

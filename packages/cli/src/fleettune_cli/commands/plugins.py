@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from fleettune_cli import terminal
 from fleettune_cli.lazy import CONTEXT_SETTINGS, FtGroup
-from fleettune_cli.plugin_rows import all_entries, listed
+from fleettune_cli.plugin_rows import all_entries, listed, not_installed
 from fleettune_cli.tables import print_table
 from fleettune_core.errors import ExitCode, FtError, did_you_mean
 
@@ -40,11 +40,12 @@ def plugins() -> None:
 )
 @JSON
 def list_plugins(check: bool, as_json: bool) -> int:
-    """List the installed plugins. Without --check nothing of them is imported."""
+    """List the plugins. Without --check nothing of them is imported."""
     from fleettune_core.plugins.catalog import load_catalog
 
     catalog = load_catalog()
     rows, others = listed(catalog, check=check)
+    rows += not_installed(rows)
     if as_json:
         value = {"plugins": [asdict(row) for row in rows], "troubles": [str(trouble) for trouble in others]}
         click.echo(json.dumps(value, indent=2))
@@ -59,7 +60,7 @@ def list_plugins(check: bool, as_json: bool) -> int:
                 terminal.say(f"hint: {row.kind} {row.name}: {row.hint}")
         for trouble in others:
             terminal.warn(str(trouble))
-    return ExitCode.PLUGIN if check and any(row.state != "ok" for row in rows) else ExitCode.OK
+    return ExitCode.PLUGIN if check and any(row.at_fault for row in rows) else ExitCode.OK
 
 
 def _names_of_plugins(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -81,6 +82,9 @@ def show(name: str, as_json: bool) -> int:
     found = [entry for entry in entries if entry.name == name]
     if not found:
         names = sorted({entry.name for entry in entries})
+        absent = next((row for row in not_installed([]) if row.name == name), None)
+        if absent is not None:
+            raise FtError(f"the {absent.kind} {name} is not installed", hint=absent.hint, exit_code=ExitCode.PLUGIN)
         raise FtError(
             f"no plugin is named {name!r}{did_you_mean(name, names)}",
             hint=f"installed: {', '.join(names)}",

@@ -1,1 +1,1 @@
-"""What backends share, a third party's too: the portable form of optimizer state, and a process group for one."""
+"""What backends share, a third party's too: optimizer state in the portable form, whole weights, a process group."""

@@ -16,6 +16,7 @@ import pluggy
 
 from fleettune_core import hookspecs
 from fleettune_core.errors import did_you_mean, nearest
+from fleettune_core.plugins.completeness import incomplete, is_ours
 from fleettune_core.plugins.entries import CORE_DISTRIBUTION, PluginEntry, PluginKind
 from fleettune_core.plugins.options import check_options
 from fleettune_core.plugins.trouble import PluginTroubleError, Trouble, TroubleKind, describe_exception
@@ -59,7 +60,12 @@ def hooks_of(kind: PluginKind) -> tuple[str, ...]:
 
 
 def load_plugin(entry: PluginEntry) -> Any:
-    """Import the entry's object, make it where it is a class, and check it; raises PluginTroubleError."""
+    """Import the entry's object, make it where it is a class, and check it; raises PluginTroubleError.
+
+    One of this project's whose library is not installed is refused here, not by the first rank that imports it.
+    """
+    if is_ours(entry) and (trouble := incomplete(entry)):
+        raise PluginTroubleError(trouble)
     plugin = _import(entry)
     if inspect.isclass(plugin):
         try:

@@ -9,10 +9,10 @@ from fleettune_core.errors import ExitCode, FtError
 
 
 class TroubleKind(str, Enum):
-    """The ten kinds of plugin trouble.
+    """The eleven kinds of plugin trouble.
 
-    `ft plugins list` prints those that metadata show (duplicate-name, wrong-group, import-error), with `--check` all
-    but hook-raises, which only a run meets.
+    `ft plugins list` prints those that metadata show (duplicate-name, wrong-group, incomplete, import-error), with
+    `--check` all but hook-raises, which only a run meets.
     """
 
     IMPORT_ERROR = "import-error"
@@ -35,6 +35,8 @@ class TroubleKind(str, Enum):
     """A hook raised something else than FtError, or gave no answer, or one of another type, where one is needed."""
     MISSING_EXTRA = "missing-extra"
     """It needs a package that one of its distribution's extras installs."""
+    INCOMPLETE = "incomplete"
+    """Its distribution requires another one, which is not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

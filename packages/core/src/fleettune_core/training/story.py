@@ -36,6 +36,7 @@ def train_run(
     relay: Relay,
     record: RankRecord,
     say: Callable[[str], None],
+    at_end: Callable[[Callable[[], None]], object],
 ) -> None:
     """Do the run as rank `process.rank`. Raises FtError for what a user can mend."""
     torch.set_num_threads(plan.threads_per_rank)
@@ -65,6 +66,9 @@ def train_run(
         precision=plan.precision,
         device_kind=plan.device_kind,
         run_dir=run_dir.path,
+        model_folder=source.folder,
+        announce=_announcer(record, say),
+        at_end=at_end,
     )
     configured = build.configured_by(relay, run, plan.sources)
     transformers.set_seed(config.train.seed)
@@ -163,6 +167,16 @@ def _saver(
         )
 
     return save
+
+
+def _announcer(record: RankRecord, say: Callable[[str], None]) -> Callable[[str], None]:
+    """What shows a line in `ft`, which follows the rank's record, or where this rank speaks for itself."""
+
+    def announce(line: str) -> None:
+        record.announce(line)
+        say(line)
+
+    return announce
 
 
 def _join_process_group(plan: RunRecord, process: ProcessInfo) -> torch.device:
