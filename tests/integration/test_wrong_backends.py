@@ -4,146 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fake_distribution import write_distribution
 from train_runs import Training, disagreements, train
-
-SOURCE = '''
-import contextlib
-from fleettune_core.backends.ddp import DdpBackend
-from fleettune_core.data.sharding import GlobalBatchSampler
-from fleettune_core.hookspecs import hookimpl
-from fleettune_core.types import WrapFacts, WrappedModel
-
-
-class Forgetful(DdpBackend):
-    """Wraps as asked, and then never lets DDP reduce."""
-
-    @hookimpl
-    def reduce_grads(self, context, model, sync):
-        return model.no_sync()
-
-
-class Summing(DdpBackend):
-    """Adds the ranks' gradients up and does not divide."""
-
-    @hookimpl
-    def wrap_model(self, context, model, optimizer):
-        import torch.distributed as dist
-
-        def add(state, bucket):
-            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
-
-        wrapped = DdpBackend().wrap_model(context, model, optimizer)
-        wrapped.model.register_comm_hook(None, add)
-        return wrapped
-
-
-class Losing(DdpBackend):
-    """Drops what was accumulated before the last micro-batch of a step."""
-
-    @hookimpl
-    @contextlib.contextmanager
-    def reduce_grads(self, context, model, sync):
-        if sync:
-            for parameter in model.parameters():
-                parameter.grad = None
-        with contextlib.nullcontext() if sync else model.no_sync():
-            yield
-
-
-class Altering(DdpBackend):
-    """Touches the weights while it wraps them."""
-
-    @hookimpl
-    def wrap_model(self, context, model, optimizer):
-        import torch
-
-        with torch.no_grad():
-            next(model.parameters()).flatten()[7] += 1e-6
-        return DdpBackend().wrap_model(context, model, optimizer)
-
-
-class Twice(DdpBackend):
-    """Deals rows that were dealt already: each rank sees a part of its part."""
-
-    @hookimpl
-    def shard_data(self, context, dataset, shard):
-        return Halved(dataset, shard)
-
-
-class Halved(GlobalBatchSampler):
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch[self.shard.index :: self.shard.count]
-
-
-class Posing(DdpBackend):
-    """Promises ZeRO-3 and gives DDP."""
-
-    @hookimpl
-    def expect_wrapped(self, run):
-        return WrapFacts(wrapper="DistributedDataParallel", world_size=run.process.world_size, sharding="zero-3")
-
-
-class Unwrapped(DdpBackend):
-    """Says DDP and hands the plain model back."""
-
-    @hookimpl
-    def wrap_model(self, context, model, optimizer):
-        facts = WrapFacts(wrapper="DistributedDataParallel", world_size=context.process.world_size)
-        return WrappedModel(model=model, optimizer=optimizer, facts=facts)
-
-    @hookimpl
-    def reduce_grads(self, context, model, sync):
-        return contextlib.nullcontext()
-
-
-class Boasting(DdpBackend):
-    """Says ZeRO-3 before and after, and gives DDP."""
-
-    def facts(self, world):
-        return WrapFacts(wrapper="DistributedDataParallel", world_size=world, sharding="zero-3")
-
-    @hookimpl
-    def expect_wrapped(self, run):
-        return self.facts(run.process.world_size)
-
-    @hookimpl
-    def wrap_model(self, context, model, optimizer):
-        wrapped = DdpBackend().wrap_model(context, model, optimizer)
-        return WrappedModel(model=wrapped.model, optimizer=optimizer, facts=self.facts(context.process.world_size))
-
-
-class Broken(DdpBackend):
-    """Fails in a way that nobody foresaw."""
-
-    @hookimpl
-    def wrap_model(self, context, model, optimizer):
-        raise ZeroDivisionError("by accident")
-'''
-UNCHECKED = """
-
-def look_away():
-    from fleettune_core.training import agreement, session
-
-    class Blind:
-        done, finding = True, None
-        def __init__(self, *_, **__): ...
-        def begin_micro_batch(self): ...
-        def end_micro_batch(self, sync): ...
-
-    session.ReductionProbe = Blind
-    session.agreed_checksum = lambda *_, **__: None
-    agreement.check_wrapped = lambda *_: None
-
-
-for wrong in (Forgetful, Summing, Losing, Posing):
-    @hookimpl
-    def configure_training(self, run):
-        look_away()
-    wrong.configure_training = configure_training
-"""
-"""Appended to the source: the same backends, in a run whose checks are taken out."""
+from wrong_backend_sources import NAMES, SOURCE, UNCHECKED, install
 
 EXPECTED = {
     "forgetful": "rank 0: it is this rank's own gradient: nothing was reduced",
@@ -167,12 +29,7 @@ COMMON = [
 
 def trainings(folder, names, source, *data: str) -> dict[str, Training]:
     """One training with each of these backends."""
-    write_distribution(
-        folder / "site",
-        "wrong-backends",
-        {"fleettune.backends": {name: f"wrong_backends:{name.capitalize()}" for name in EXPECTED}},
-        {"wrong_backends": source},
-    )
+    install(folder / "site", source)
     environment = {"PYTHONPATH": str(folder / "site"), "FT_CACHE_DIR": str(folder / "cache")}
     return {name: train(folder / name, *data, *COMMON, "--backend", name, environment=environment) for name in names}
 
@@ -181,6 +38,10 @@ def trainings(folder, names, source, *data: str) -> dict[str, Training]:
 def runs(tiny_model, tiny_rows, tmp_path_factory) -> dict[str, Training]:
     data = ("--model", str(tiny_model), "--dataset", str(tiny_rows))
     return trainings(tmp_path_factory.mktemp("wrong-backends"), EXPECTED, SOURCE, *data)
+
+
+def test_every_wrong_backend_is_tried():
+    assert set(EXPECTED) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))

@@ -76,7 +76,7 @@ def _row(item: Compared) -> tuple[str, ...]:
         backend,
         layout,
         *("-" if is_reference else _distance(value) for value in (item.loss_distance, item.norm_distance)),
-        "-" if is_reference else _distance(item.weight_distance),
+        "-" if is_reference else _distance(None if item.weight_distance is None else item.weight_distance.rms),
         *("" if value is None else format_bytes(value) for value in (held, peak)),
         format_seconds(figures.seconds),
         item.verdict,
@@ -118,9 +118,9 @@ def _loss(losses: Sequence[float | None], step: int) -> str:
 def _legend(tolerance: Tolerance) -> list[str]:
     weights = "not judged" if math.isinf(tolerance.weights) else f"{tolerance.weights:g} × the learning rate"
     return [
-        "loss, norm, weights: the largest distance from the first run; held, peak: bytes",
-        f"per rank. Allowed: loss {tolerance.loss:.0e} and norm {tolerance.grad_norm:.0e} (relative, every step),",
-        f"weights {weights} (every weight at the end).",
+        "loss, norm: the largest relative distance of a step from the first run's",
+        f"(allowed: {tolerance.loss:.0e}, {tolerance.grad_norm:.0e}); weights: root mean square of their distances",
+        f"at the end (allowed: {weights}); held: weights and optimizer state per rank.",
     ]
 
 

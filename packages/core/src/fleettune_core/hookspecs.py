@@ -111,7 +111,8 @@ def wrap_model(context: TrainingContext, model: Any, optimizer: Any) -> WrappedM
 
     `model`: a `torch.nn.Module` on `context.device`, autocast already applied. `optimizer`: a
     `torch.optim.Optimizer` over its trainable parameters. Called: in every worker, once per training; wrapping a
-    wrapped model again returns it unchanged. `WrappedModel.facts` says what was really done.
+    wrapped model again returns it unchanged. Weights may be divided and must not be changed: core compares their
+    checksum before and after. `WrappedModel.facts` says what was really done.
     """
     raise AssertionError("a specification is never called")
 
@@ -132,7 +133,9 @@ def reduce_grads(context: TrainingContext, model: Any, sync: bool) -> ReduceGate
     """A context manager around one micro-batch: entered before its forward, left after its backward.
 
     `model` is the wrapped one. After a gate with `sync=True`, the gradients that the optimizer reads are the mean
-    over ranks of everything accumulated since the last step. With `sync=False` nothing needs to be communicated.
+    over ranks of everything accumulated since the last step; core looks at them in the first steps
+    (`WrappedModel.read_gradient` where they do not stand in `parameter.grad`). With `sync=False` nothing needs to be
+    communicated.
     A gate, not a call after backward, because DDP decides in the forward, ZeRO-2/3 reduce inside the backward, FSDP2
     toggles a flag, and a hand-written reduction acts on leaving.
     """

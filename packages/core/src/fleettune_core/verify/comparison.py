@@ -17,18 +17,32 @@ class Tolerance:
     grad_norm: float
     """Relative, step by step."""
     weights: float
-    """Largest difference of any weight, over the learning rate: AdamW moves a weight by about that in a step."""
+    """Root mean square of the weights' differences, over the learning rate: AdamW moves a weight by about that much in
+    a step. The largest difference is no measure: where a gradient is as small as its rounding, AdamW moves a weight by
+    a whole learning rate in either direction."""
 
 
 TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
     {
-        "fp32": Tolerance(loss=1e-5, grad_norm=1e-4, weights=0.05),
+        "fp32": Tolerance(loss=1e-5, grad_norm=1e-4, weights=0.02),
         "bf16": Tolerance(loss=2e-2, grad_norm=2e-1, weights=math.inf),
         "fp16": Tolerance(loss=2e-2, grad_norm=2e-1, weights=math.inf),
     }
 )
-"""By precision. In 16 bits the sign of a small gradient is noise, and AdamW moves such a weight as far as any other:
-the distance of the weights is shown there, and judged in fp32."""
+"""By precision. In 16 bits most small gradients are rounding, so that the weights' distance is shown and not judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightDistance:
+    """How far two models' weights are apart; infinite where they hold other weights."""
+
+    rms: float
+    """Root of the mean squared difference of all weights."""
+    largest: float
+    """Largest absolute difference of one."""
+
+
+ZERO = WeightDistance(rms=0.0, largest=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +80,8 @@ class Compared:
     loss_step: int | None
     """The step that has it, from 1."""
     norm_distance: float | None
-    weight_distance: float | None
-    """Largest absolute difference of any weight at the end."""
+    weight_distance: WeightDistance | None
+    """Between the weights at the end."""
     verdict: str
     """`reference`, `same`, `differs` or `failed`."""
     reasons: tuple[str, ...] = ()
@@ -81,7 +95,7 @@ class Compared:
 def compare(
     reference: RunFigures,
     figures: RunFigures,
-    weight_distance: float | None,
+    weight_distance: WeightDistance | None,
     *,
     tolerance: Tolerance,
     learning_rate: float,
@@ -103,7 +117,7 @@ def compare(
             loss_distance=0.0,
             loss_step=None,
             norm_distance=0.0,
-            weight_distance=0.0,
+            weight_distance=ZERO,
             verdict="reference",
         )
     if reference.exit_code:
@@ -130,9 +144,9 @@ def compare(
         reasons.append(f"the loss of step {loss_step} is {loss:.1e} away (allowed: {tolerance.loss:.0e})")
     if norm > tolerance.grad_norm:
         reasons.append(f"the gradient norm of step {norm_step} is {norm:.1e} away (allowed: {tolerance.grad_norm:.0e})")
-    if weight_distance is not None and weight_distance > allowed:
+    if weight_distance is not None and weight_distance.rms > allowed:
         reasons.append(
-            f"a weight is {weight_distance:.1e} away"
+            f"the weights are {weight_distance.rms:.1e} away"
             f" (allowed: {allowed:.0e}, {tolerance.weights:g} × the learning rate)"
         )
     return Compared(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fleettune_core.plugins.catalog import Catalog
 from fleettune_core.report import Report
 from fleettune_core.run import Run, start
 from fleettune_core.rundir import RunDir, write_atomically
 from fleettune_core.verify.combinations import Combination, Verification
-from fleettune_core.verify.comparison import TOLERANCES, Compared, RunFigures, compare
+from fleettune_core.verify.comparison import TOLERANCES, ZERO, Compared, RunFigures, WeightDistance, compare
 
 RESULT = "verify.json"
 """The file in the verification's folder that holds what `--json` prints."""
@@ -79,8 +81,6 @@ class Verifier:
 
 def to_dict(verification: Verification, compared: list[Compared]) -> dict[str, Any]:
     """The JSON form."""
-    import dataclasses
-
     tolerance = TOLERANCES[verification.precision]
     first = verification.combinations[0].plan
     return {
@@ -88,9 +88,7 @@ def to_dict(verification: Verification, compared: list[Compared]) -> dict[str, A
         "precision": verification.precision,
         "steps": verification.steps,
         "global_batch": first.batch.global_batch,
-        "tolerance": {
-            name: value if value != float("inf") else None for name, value in dataclasses.asdict(tolerance).items()
-        },
+        "tolerance": _finite(dataclasses.asdict(tolerance)),
         "notes": list(verification.notes),
         "agree": len(compared) == len(verification.combinations) and all(item.agrees for item in compared),
         "runs": [_plain(item) for item in compared],
@@ -98,10 +96,15 @@ def to_dict(verification: Verification, compared: list[Compared]) -> dict[str, A
 
 
 def _plain(item: Compared) -> dict[str, Any]:
-    import dataclasses
-
     flat = dataclasses.asdict(item)
-    return {**flat.pop("figures"), **flat}
+    return _finite({**flat.pop("figures"), **flat})
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity: it is written as text."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in cast("dict[str, Any]", value).items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_figures(title: str, run_dir: RunDir, report: Report, seconds: float) -> RunFigures:
@@ -132,16 +135,15 @@ def read_figures(title: str, run_dir: RunDir, report: Report, seconds: float) ->
     )
 
 
-def weight_distance(left: Path, right: Path) -> float | None:
-    """Largest absolute difference of any weight of two model folders; infinite where they hold other weights.
-
-    None where one of the folders is not there.
-    """
+def weight_distance(left: Path, right: Path) -> WeightDistance | None:
+    """How far the weights of two model folders are apart; None where one of the folders is not there."""
     if left == right:
-        return 0.0
+        return ZERO
     if not (left.is_dir() and right.is_dir()):
         return None
     command = [sys.executable, "-m", "fleettune_core.verify.weights_main", str(left), str(right)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    return float("inf") if found["missing"] else float(found["largest"])
+    if found["missing"]:
+        return WeightDistance(rms=math.inf, largest=math.inf)
+    return WeightDistance(rms=found["rms"], largest=found["largest"])
