@@ -97,10 +97,18 @@ ZERO_KEYS: frozenset[str] = frozenset(
 """Keys of `zero_optimization`, as DeepSpeed 0.19 spells them in JSON."""
 
 
-def derive(run: TrainingRun) -> dict[str, Any]:
-    """The JSON that follows from the plan alone."""
+LARGEST_BUCKET = 50_000_000
+"""Gradients that are reduced at once, at most. DeepSpeed allocates the bucket whole, whatever the model needs, and its
+default of 500 million is 2 GB of fp32 on every rank. A tenth of it is still a message of 200 MB, which fills any
+network. A weight with more elements is reduced by itself."""
+
+
+def derive(run: TrainingRun, num_trained: int | None = None) -> dict[str, Any]:
+    """The JSON that follows from the plan alone. `num_trained`: trained weights, where the model is known already."""
     options: DeepSpeedOptions = run.options
     zero: dict[str, Any] = {"stage": options.zero_stage}
+    if num_trained is not None and options.zero_stage > 0:
+        zero["reduce_bucket_size"] = max(1, min(LARGEST_BUCKET, num_trained))
     if options.offload_optimizer != "none":
         zero["offload_optimizer"] = _offload(options.offload_optimizer, options.nvme_path)
     if options.offload_params != "none":
@@ -176,10 +184,10 @@ def merge(derived: Mapping[str, Any], user: Mapping[str, Any], path: str) -> dic
     return merged
 
 
-def ds_config(run: TrainingRun) -> dict[str, Any]:
-    """The whole JSON of a run."""
+def ds_config(run: TrainingRun, num_trained: int | None = None) -> dict[str, Any]:
+    """The whole JSON of a run. `num_trained`: see `derive`."""
     options: DeepSpeedOptions = run.options
-    derived = derive(run)
+    derived = derive(run, num_trained)
     if options.deepspeed_config is None:
         return derived
     return merge(derived, read_user_config(options.deepspeed_config), options.deepspeed_config)
