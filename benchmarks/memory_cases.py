@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,12 @@ def write_model(name: str, folder: Path) -> str:
     if name == "smollm2":
         return SMOLLM2
     if not folder.is_dir():
+        # transformers imports DeepSpeed, which says what device it found unless it is told.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import torch
         import transformers
 
+        transformers.utils.logging.disable_progress_bar()
         kind, sizes = MODELS[name]
         tokenizer = _tokenizer()
         special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "vocab_size": VOCABULARY}
