@@ -8,11 +8,11 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WANTED := '.[all]' -e 'packages/core[train]' $(foreach name,launcher-torchrun launcher-slurm backend-fsdp backend-deepspeed cli,-e packages/$(name))
 
-.PHONY: help system setup quickstart test test-slow lint format docs clean
+.PHONY: help system setup quickstart test test-slow bench bench-memory lint format docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
 
 system:  ## install the Debian packages that the tests need (as root), or say what to type
 	@sh tools/system_packages.sh
@@ -37,6 +37,11 @@ test: $(READY)  ## all tests but the slow ones
 
 test-slow: $(READY)  ## the slow tests: whole trainings, wheels in clean environments
 	$(BIN)/python -m pytest -m slow
+
+bench: bench-memory  ## all benchmarks
+
+bench-memory: $(READY)  ## the plan's memory estimates against what trainings hold (needs a C compiler)
+	$(BIN)/python benchmarks/memory.py
 
 lint: $(READY)  ## ruff, pyright, import-linter
 	$(BIN)/ruff check .

@@ -65,6 +65,10 @@ def test_what_differs_is_told_with_its_step_and_what_is_allowed(changes, distanc
     assert found.reasons[0].startswith(words)
 
 
+def test_a_checksum_that_nobody_can_tell_is_no_difference():
+    assert judged(changed(initial_weights=None)).verdict == "same"
+
+
 def test_in_16_bits_more_is_allowed_and_weights_are_not_judged():
     other = changed(losses=(2.0, 1.5, 1.01))
     far = WeightDistance(rms=1.0, largest=1.0)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleettune_backend_deepspeed.ds_config import ds_config, read_user_config
+from fleettune_backend_deepspeed.ds_config import ds_config, read_user_config, with_bucket
+from fleettune_backend_deepspeed.memory import divide
 from fleettune_backend_deepspeed.options import DeepSpeedOptions, check_options, uses_nvme
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.hookspecs import hookimpl
 from fleettune_core.types import (
-    DeviceKind,
     MemoryDivision,
     MemoryRequest,
     ReduceGate,
@@ -41,20 +41,8 @@ class DeepSpeedBackend:
     def divide_memory(self, request: MemoryRequest) -> MemoryDivision:
         options: DeepSpeedOptions = request.options
         check_options(options)
-        if options.deepspeed_config is not None:
-            read_user_config(options.deepspeed_config)
-        stage, ranks = options.zero_stage, request.ranks
-        on_gpu = request.device_kind is DeviceKind.CUDA
-        divided = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "everything"}[stage]
-        return MemoryDivision(
-            weights=ranks if stage == 3 else 1,
-            gradients=ranks if stage >= 2 else 1,
-            optimizer=ranks if stage >= 1 else 1,
-            gathered_layers=2 if stage == 3 and ranks > 1 else 0,
-            weights_offloaded=options.offload_params == "nvme" or (on_gpu and options.offload_params == "cpu"),
-            optimizer_offloaded=options.offload_optimizer == "nvme" or (on_gpu and options.offload_optimizer == "cpu"),
-            note=f"ZeRO stage {stage} divides {divided} over {ranks} ranks",
-        )
+        user = read_user_config(options.deepspeed_config) if options.deepspeed_config is not None else {}
+        return divide(options, user, ranks=request.ranks, device_kind=request.device_kind)
 
     @hookimpl
     def configure_training(self, run: TrainingRun) -> Mapping[str, Any] | None:
@@ -91,7 +79,11 @@ class DeepSpeedBackend:
     def wrap_model(self, context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
         from fleettune_backend_deepspeed import engine
 
-        return engine.wrap(model, optimizer, self._config or ds_config(context.run))
+        # A weight that stage 3 has divided is empty, and knows its whole size.
+        trained = (weight for weight in model.parameters() if weight.requires_grad)
+        num_trained = sum(getattr(weight, "ds_numel", weight.numel()) for weight in trained)
+        config = self._config or ds_config(context.run)
+        return engine.wrap(model, optimizer, with_bucket(config, num_trained))
 
     @hookimpl
     def reduce_grads(self, context: TrainingContext, model: Any, sync: bool) -> ReduceGate:

@@ -110,6 +110,12 @@ ZERO_KEYS: frozenset[str] = frozenset(
 """Keys of `zero_optimization`, as DeepSpeed 0.19 spells them in JSON."""
 
 
+LARGEST_BUCKET = 50_000_000
+"""Gradients that are reduced at once, at most. DeepSpeed allocates the bucket whole, whatever the model needs, and its
+default of 500 million is 2 GB of fp32 on every rank. A tenth of it is still a message of 200 MB, which fills any
+network. A weight with more elements is reduced by itself."""
+
+
 def derive(run: TrainingRun) -> dict[str, Any]:
     """The JSON that follows from the plan alone."""
     options: DeepSpeedOptions = run.options
@@ -205,6 +211,15 @@ def ds_config(run: TrainingRun) -> dict[str, Any]:
     if options.deepspeed_config is None:
         return derived
     return merge(derived, read_user_config(options.deepspeed_config), options.deepspeed_config, owned)
+
+
+def with_bucket(config: dict[str, Any], num_trained: int) -> dict[str, Any]:
+    """`config` with a bucket that fits `num_trained` trained weights, where the user's own JSON has named none."""
+    zero = config["zero_optimization"]
+    if zero["stage"] == 0:
+        return config
+    fitting = max(1, min(LARGEST_BUCKET, num_trained))
+    return {**config, "zero_optimization": {"reduce_bucket_size": fitting, **zero}}
 
 
 def _raise(problems: list[str], path: str) -> None:

@@ -6,6 +6,7 @@ Imported by the control process too, so torch is imported inside the hooks that 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,14 @@ class FsdpBackend:
             optimizer=group,
             weights_offloaded=offloaded,
             optimizer_offloaded=offloaded,
-            gathered_layers=2 if group > 1 else 0,
+            gathered_layers=2,
+            gathered_root=True,
+            gathered_elements=0 if options.reshard_after_forward else sys.maxsize,
+            gathered_in_half=not request.lora,  # see `wrapping._precision`
+            # Without a reduction (see `reduce_grads`), FSDP2 keeps the gradients of whole weights.
+            gradients_whole_between=True,
+            # PyTorch's AdamW takes weights one by one on a CPU, and all at once on a GPU.
+            step_copies=1 if request.device_kind is DeviceKind.CUDA else 0,
             note=f"weights, gradients and optimizer state divided over {group} ranks (fsdp)",
         )
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
 class Score(IntEnum):
@@ -230,16 +230,40 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDivision:
-    """Over how many ranks each part of the training state is divided, and what leaves the device."""
+    """Over how many ranks each part of the training state is divided, what leaves the device, and what the backend
+    keeps besides. Of every buffer its largest size is meant, at the peak of a step."""
 
     weights: int = 1
     gradients: int = 1
     optimizer: int = 1
     gathered_layers: int = 0
     """Layers whose whole weights a rank holds at the same time, besides its shards."""
+    gathered_root: bool = False
+    """Whether embeddings and head are gathered with them, and stay so until their backward."""
+    gathered_elements: int = 0
+    """Weights that may be gathered at the same time, whatever layers they belong to (besides `gathered_layers`)."""
+    gathered_in_half: bool = False
+    """Whether, under autocast, fp32 weights are gathered in its 16 bits, so that the forward casts none."""
     weights_offloaded: bool = False
     """Whether weights and gradients rest in the machine's memory, so that a GPU holds gathered layers alone."""
+    gradients_offloaded: bool = False
+    """Whether gradients rest there once they are reduced, wherever the weights are."""
     optimizer_offloaded: bool = False
+    gradient_copies: int = 1
+    """Times that a rank holds its share of the gradients when the last micro-batch of a step begins its backward."""
+    gradients_whole_between: bool = False
+    """Whether gradients are divided only by the last micro-batch of a step, and are whole in those before."""
+    bucket_elements: int = 0
+    """Numbers of the buffer, fp32, in which gradients are put for reduction; no more than the trained weights."""
+    bucket_fixed: bool = False
+    """Whether the buffer is as large as that however few weights are trained."""
+    bucket_lives: Literal["backward", "step", "run"] = "backward"
+    """How long: only in each backward (when the logits are gone), over the micro-batches of a step, or always."""
+    master_copies: int = 0
+    """fp32 copies of the trained weights on which the optimizer works, divided as its state is."""
+    step_copies: int = 1
+    """Temporary copies of a rank's share of the trained weights, fp32, while the optimizer steps. PyTorch's AdamW makes
+    one (`foreach`, on a GPU)."""
     note: str = ""
     """One line for the plan."""
 

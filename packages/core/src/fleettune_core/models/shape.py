@@ -206,10 +206,17 @@ def num_parameters(shape: ModelShape) -> int:
         layer += (shape.heads + shape.kv_heads) * shape.head_dim
     if shape.num_experts:
         layer += shape.num_experts * (shape.hidden + sum(_size(module) for module in _mlp(shape)))
+    return root_parameters(shape) + shape.layers * layer
+
+
+def root_parameters(shape: ModelShape) -> int:
+    """Number of weights outside the layers: embeddings, positions, the last norm and the head."""
+    family = shape.family
     embedding = shape.vocab * shape.hidden
     positions = (shape.max_positions + family.extra_positions) * shape.hidden if family.learned_positions else 0
+    norm = shape.hidden if family.norm == "rms" else 2 * shape.hidden
     head = (0 if shape.tied_embeddings else embedding) + (shape.vocab if family.head_bias else 0)
-    return embedding + positions + shape.layers * layer + norm + head
+    return embedding + positions + norm + head
 
 
 def _mlp(shape: ModelShape) -> list[LinearModule]:

@@ -5,7 +5,12 @@ Weights, gradients and optimizer state are counted. Activations follow the metho
 keeps for its backward. Their list is GPT-3's in 16 bits with stored attention matrices; the one below is what
 transformers' eager layers keep today: RMS norm written out in PyTorch (its input, and its normalised value where its
 scale is trained), fused attention (queries, keys, values and output, no attention matrix), a gated MLP. It was checked
-against the bytes that `torch.autograd.graph.saved_tensors_hooks` reports (tests/core/plan).
+against the bytes that `torch.autograd.graph.saved_tensors_hooks` reports (tests/core/plan), and the whole against the
+live bytes of real trainings (benchmarks/memory.py).
+
+A step has two moments at which it may need most. When the last micro-batch's loss is there: all activations and the
+logits, beside the gradients of the micro-batches before. And in the optimizer's step: its temporaries. The parts are
+those of the first moment; where the second needs more, the difference is the optimizer's.
 
 Standard library only.
 """
@@ -16,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fleettune_core.models.shape import LinearModule, ModelShape, linear_modules, num_parameters
+from fleettune_core.models.shape import LinearModule, ModelShape, linear_modules, num_parameters, root_parameters
 from fleettune_core.plan.model import MemoryEstimate
 from fleettune_core.types import BatchPlan, MemoryDivision
 
@@ -98,8 +103,9 @@ def estimate(
     `precision`: `fp32`, `bf16` or `fp16`. `lora_target`: None, `all-linear`, or names with commas. `attn`: as
     transformers names it; only `eager` keeps the attention matrices. `bucket_view`: whether gradients live inside the
     buckets that are reduced (DDP's `gradient_as_bucket_view`); otherwise many ranks hold each gradient twice.
-    `division`: what the backend divides over the ranks (its hook `divide_memory`). It is an
-    upper figure: every row is taken to be `max_length` long and supervised throughout.
+    `division`: what the backend divides over the ranks and keeps besides (its hook `divide_memory`); None is what
+    DistributedDataParallel does. It is an upper figure: every row is taken to be `max_length` long and supervised
+    throughout.
     """
     assert precision in {"fp32", "bf16", "fp16"}, precision
     modules = linear_modules(shape)
@@ -116,36 +122,118 @@ def estimate(
         targets=frozenset(module.name for module in adapted),
     )
 
+    shares = division or undivided(batch)
     tokens = batch.micro_batch * max_length
+    logits = tokens * shape.vocab * _LOGIT_BYTES
     layer = _layer_bytes(shape, modules, run, max_length, lora_r, attn) * tokens
     if gradient_checkpointing:
-        activations = shape.layers * shape.hidden * run.residual * tokens + layer
+        # A layer is recomputed when the logits are gone: it counts as far as it is larger than they were.
+        activations = shape.layers * shape.hidden * run.residual * tokens + max(0, layer - logits)
     else:
         activations = shape.layers * layer
     activations += 3 * shape.hidden * FP32 * tokens  # the last norm
-    if run.autocast:
+    gathered_in_half = run.autocast and shares.gathered_in_half
+    if run.autocast and not gathered_in_half:
         activations += HALF * shape.layers * _linear_weights(shape, modules)
 
-    copies = 1 if bucket_view or batch.ranks == 1 else 2
-    shares = division or MemoryDivision()
-    weights = parameters * (HALF if frozen_half else FP32) + adapter * FP32
-    gradients = trainable * FP32 * copies
-    moments = trainable * OPTIMIZER_BYTES.get(optimizer, OPTIMIZER_BYTES["adamw_torch"])
+    whole = _Whole(
+        weights=parameters * (HALF if frozen_half else FP32) + adapter * FP32,
+        trained=trainable * FP32,
+        moments=trainable * OPTIMIZER_BYTES.get(optimizer, OPTIMIZER_BYTES["adamw_torch"]),
+        root_share=root_parameters(shape) / max(1, parameters),
+        layers=max(1, shape.layers),
+        parameters=parameters + adapter,
+    )
+    copies = shares.gradient_copies if bucket_view or batch.ranks == 1 else max(2, shares.gradient_copies)
+    resting = 0 if shares.weights_offloaded else -(-whole.weights // shares.weights)
+    gathered = _gathered(whole, shares) // (2 if gathered_in_half else 1)
+    gradients = _gradients(whole, shares, batch, copies, logits)
+    state = _state(whole, shares)
+    surplus = max(0, _stepping(whole, shares) - gathered - gradients - activations - logits)
     return MemoryEstimate(
-        weights=(0 if shares.weights_offloaded else -(-weights // shares.weights))
-        + shares.gathered_layers * (weights // max(1, shape.layers)),
-        gradients=0 if shares.weights_offloaded else -(-gradients // shares.gradients),
-        optimizer=0 if shares.optimizer_offloaded else -(-moments // shares.optimizer),
+        weights=resting + gathered,
+        gradients=gradients,
+        optimizer=state + surplus,
         activations=activations,
-        logits=tokens * shape.vocab * _LOGIT_BYTES,
+        logits=logits,
         parameters=parameters + adapter,
         trainable=trainable,
-        assumptions=tuple(
-            _assumptions(
-                shape, batch, max_length, run, gradient_checkpointing, attn, optimizer, copies, frozen_half, shares.note
-            )
+        assumptions=(
+            *_assumptions(
+                shape, batch, max_length, run, gradient_checkpointing, attn, optimizer, copies, frozen_half, shares
+            ),
+            *(
+                ["the optimizer's step needs more than the backward: its temporaries count as its state"]
+                * bool(surplus)
+            ),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """Bytes of what is divided, and what its parts are."""
+
+    weights: int
+    trained: int
+    """The trained weights in fp32; their gradients are as large."""
+    moments: int
+    root_share: float
+    """Part of the weights that is in no layer."""
+    layers: int
+    parameters: int
+
+
+def _gathered(whole: _Whole, shares: MemoryDivision) -> int:
+    """Whole weights beside a rank's shards."""
+    if shares.gathered_elements >= whole.parameters:
+        return whole.weights
+    root = int(whole.weights * whole.root_share)
+    layers = shares.gathered_layers * ((whole.weights - root) // whole.layers) + shares.gathered_root * root
+    return max(layers, whole.weights * shares.gathered_elements // whole.parameters)
+
+
+def _gradients(whole: _Whole, shares: MemoryDivision, batch: BatchPlan, copies: int, logits: int) -> int:
+    """Gradients and the buffers in which they are reduced."""
+    bucket = _bucket(whole, shares)
+    if shares.bucket_lives == "backward" or (shares.bucket_lives == "step" and batch.accumulation == 1):
+        bucket = max(0, bucket - logits)  # the logits are gone when it is made
+    if shares.weights_offloaded or shares.gradients_offloaded:
+        return bucket
+    parts = 1 if shares.gradients_whole_between and batch.accumulation > 1 else shares.gradients
+    return copies * -(-whole.trained // parts) + bucket
+
+
+def _bucket(whole: _Whole, shares: MemoryDivision) -> int:
+    """The buffer in which gradients are reduced."""
+    bucket = shares.bucket_elements * FP32
+    return bucket if shares.bucket_fixed else min(bucket, whole.trained)
+
+
+def _stepping(whole: _Whole, shares: MemoryDivision) -> int:
+    """What the optimizer's step needs besides weights and state: gradients and temporaries. Nothing is gathered then,
+    and no activation is left."""
+    held = _bucket(whole, shares) if shares.bucket_lives == "run" else 0
+    if not (shares.weights_offloaded or shares.gradients_offloaded):
+        held += -(-whole.trained // shares.gradients)
+    temporary = 0 if shares.optimizer_offloaded else shares.step_copies * -(-whole.trained // shares.optimizer)
+    return held + temporary
+
+
+def _state(whole: _Whole, shares: MemoryDivision) -> int:
+    """The optimizer's moments, and the copies of the weights on which it works."""
+    if shares.optimizer_offloaded:
+        return 0
+    return -(-(whole.moments + shares.master_copies * whole.trained) // shares.optimizer)
+
+
+def undivided(batch: BatchPlan) -> MemoryDivision:
+    """What holds for DistributedDataParallel, and for one process.
+
+    In the micro-batches that DDP does not reduce, autograd keeps gradients of its own beside DDP's buckets; the last
+    one of a step copies them in.
+    """
+    return MemoryDivision(gradient_copies=2 if batch.ranks > 1 and batch.accumulation > 1 else 1)
 
 
 def lora_parameters(shape: ModelShape, *, r: int, target: str | None) -> int:
@@ -230,11 +318,11 @@ def _assumptions(
     optimizer: str,
     copies: int,
     frozen_half: bool,
-    divided: str,
+    shares: MemoryDivision,
 ) -> list[str]:
     said = [f"{batch.micro_batch} rows of {max_length} tokens, all of them supervised"]
-    if divided:
-        said.append(divided)
+    if shares.note:
+        said.append(shares.note)
     if frozen_half:
         said.append("frozen weights in bf16, adapter in fp32")
     elif run.autocast:
@@ -242,7 +330,7 @@ def _assumptions(
     else:
         said.append("weights in fp32")
     said.append(
-        "activations of one layer, and the input of each (gradient checkpointing)"
+        "activations of one layer or the logits, whichever is larger, and the input of each (gradient checkpointing)"
         if gradient_checkpointing
         else "activations of all layers (no gradient checkpointing)"
     )
@@ -250,6 +338,8 @@ def _assumptions(
         said.append("attention matrices are kept (attn_implementation eager)")
     if copies == 2:
         said.append("gradients twice: once in the buckets that are reduced")
+    if shares.gradients_whole_between and batch.accumulation > 1:
+        said.append("gradients whole until the last micro-batch of a step divides them")
     if optimizer not in OPTIMIZER_BYTES:
         said.append(f"optimizer {optimizer} is counted like AdamW")
     if not shape.known:
