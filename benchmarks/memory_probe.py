@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fleettune_core.hookspecs import hookimpl
+from fleettune_core.training.metrics import state_bytes
 from fleettune_core.types import DeviceKind, ReduceGate, TrainingContext, TrainingRun, WrappedModel
 
 STEPS_MEASURED = 2
@@ -30,6 +31,7 @@ class MemoryProbe:
     def __init__(self) -> None:
         self._meter: _Meter | None = None
         self._marks: list[dict[str, Any]] = []
+        self._optimizer: Any = None
         self._steps = 0
         self._micro_batch = 0
         self._mapped_bytes = 0
@@ -52,6 +54,7 @@ class MemoryProbe:
         self.mark("before wrapping")
         wrapped = yield
         self._mapped_bytes = mapped_bytes(wrapped.model.parameters())
+        self._optimizer = wrapped.optimizer
         self.mark("after wrapping")
         return wrapped
 
@@ -88,6 +91,7 @@ class MemoryProbe:
     def _write(self, context: TrainingContext) -> None:
         record = {
             "marks": self._marks,
+            "optimizer_bytes": state_bytes(self._optimizer),
             "resident_before_bytes": self._resident_before_bytes,
             "resident_peak_bytes": _resident_peak_bytes(),
         }

@@ -124,7 +124,7 @@ def test_an_odd_file_name_with_an_equals_sign_is_still_a_file(loaded: dict[str, 
     ("words", "message", "hint"),
     [
         (["trian"], "`ft trian`: no such command", "did you mean `ft train`?"),
-        (["nothing-like-it"], "no such command", "commands: train, data, plugins, doctor, completion"),
+        (["nothing-like-it"], "no such command", "commands: train, verify, data, plugins, doctor, completion"),
         (["plugins", "lst"], "`ft plugins lst`: no such command", "did you mean `ft plugins list`?"),
         (["--verson"], "`ft` has no option --verson", "did you mean --version?"),
         (["train", "--lorra"], "`ft train` has no option --lorra", "did you mean --lora?"),

@@ -19,7 +19,7 @@ COMMANDS = (
     LazyCommand(
         name="verify",
         target="fleettune_cli.commands.verify:verify",
-        summary="Check that every layout and backend gives the same numbers.",
+        summary="Check on your own run that every layout and backend gives the same numbers.",
     ),
     LazyCommand(
         name="data",
