@@ -90,6 +90,21 @@ def complete_set(_ctx: click.Context, _parameter: click.Parameter, incomplete: s
     return [CompletionItem(f"{section}.{name}=") for name in names if f"{section}.{name}".startswith(wanted)]
 
 
+def set_option(says: str) -> Callable[[Any], Any]:
+    """The option `--set KEY.PATH=VALUE`; `says`: what it may name."""
+    import rich_click
+
+    return rich_click.option(
+        "--set",
+        "sets",
+        shell_complete=complete_set,
+        multiple=True,
+        panel=PANELS[""],
+        metavar="KEY.PATH=VALUE",
+        help=f"{says} May be repeated.",
+    )
+
+
 def plugin_names(group: str) -> list[str]:
     """Names of the installed plugins of an entry-point group, from metadata alone."""
     from importlib import metadata

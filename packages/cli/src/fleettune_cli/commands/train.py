@@ -53,15 +53,7 @@ class TrainCommand(FtCommand):
 )
 @click.command(cls=TrainCommand, context_settings=CONTEXT_SETTINGS)
 @click.argument("words", nargs=-1, metavar="[RUN.yaml]", type=click.Path())
-@rich_click.option(
-    "--set",
-    "sets",
-    shell_complete=schema_options.complete_set,
-    multiple=True,
-    panel=schema_options.PANELS[""],
-    metavar="KEY.PATH=VALUE",
-    help="Any key of the run file, a plugin's option, or a field of TRL's config (train.NAME). May be repeated.",
-)
+@schema_options.set_option("Any key of the run file, a plugin's option, or a field of TRL's config (train.NAME).")
 @rich_click.option("--dry-run", is_flag=True, panel=PANEL, help="Print the plan, start nothing.")
 @rich_click.option(
     "--json", "as_json", is_flag=True, panel=PANEL, help="Print the plan (--dry-run) or the report as JSON on stdout."

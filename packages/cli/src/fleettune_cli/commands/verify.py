@@ -55,15 +55,7 @@ _NOT_HERE = (
 @rich_click.option(
     "--steps", panel=PANEL, type=click.IntRange(min=1), default=5, metavar="N", help="Optimizer steps. Default: 5."
 )
-@rich_click.option(
-    "--set",
-    "sets",
-    shell_complete=schema_options.complete_set,
-    multiple=True,
-    panel=schema_options.PANELS[""],
-    metavar="KEY.PATH=VALUE",
-    help="Any key of the run file. May be repeated.",
-)
+@schema_options.set_option("Any key of the run file.")
 @rich_click.option("--keep-models", is_flag=True, panel=PANEL, help="Keep every run's model.")
 @rich_click.option("--dry-run", is_flag=True, panel=PANEL, help="Print what would be compared, start nothing.")
 @rich_click.option("--json", "as_json", is_flag=True, panel=PANEL, help="Print JSON on stdout.")

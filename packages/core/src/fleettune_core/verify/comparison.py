@@ -102,15 +102,8 @@ def compare(
 ) -> Compared:
     """Judge `figures` beside the first run's. `weight_distance`: None where one of them has no model."""
     if figures.exit_code:
-        return Compared(
-            figures=figures,
-            loss_distance=None,
-            loss_step=None,
-            norm_distance=None,
-            weight_distance=None,
-            verdict="failed",
-            reasons=(f"{figures.cause or 'unknown cause'} (exit code {figures.exit_code})", *figures.problems),
-        )
+        why = f"{figures.cause or 'unknown cause'} (exit code {figures.exit_code})"
+        return _failed(figures, why, *figures.problems)
     if figures is reference:
         return Compared(
             figures=figures,
@@ -121,15 +114,7 @@ def compare(
             verdict="reference",
         )
     if reference.exit_code:
-        return Compared(
-            figures=figures,
-            loss_distance=None,
-            loss_step=None,
-            norm_distance=None,
-            weight_distance=None,
-            verdict="failed",
-            reasons=(f"there is nothing to compare with: {reference.title} failed",),
-        )
+        return _failed(figures, f"there is nothing to compare with: {reference.title} failed")
     loss, loss_step = largest_distance(reference.losses, figures.losses)
     norm, norm_step = largest_distance(reference.grad_norms, figures.grad_norms)
     allowed = tolerance.weights * learning_rate
@@ -159,6 +144,18 @@ def compare(
         weight_distance=weight_distance,
         verdict="differs" if reasons else "same",
         reasons=tuple(reasons),
+    )
+
+
+def _failed(figures: RunFigures, *reasons: str) -> Compared:
+    return Compared(
+        figures=figures,
+        loss_distance=None,
+        loss_step=None,
+        norm_distance=None,
+        weight_distance=None,
+        verdict="failed",
+        reasons=reasons,
     )
 
 
