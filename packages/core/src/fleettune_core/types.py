@@ -243,7 +243,7 @@ class MemoryDivision:
     gathered_elements: int = 0
     """Weights that may be gathered at the same time, whatever layers they belong to (besides `gathered_layers`)."""
     gathered_in_half: bool = False
-    """Whether, under autocast, fp32 weights are gathered in its 16 bits, so that the forward casts none."""
+    """Whether, under autocast, fp32 weights are gathered in its 16 bits, so that the forward casts nothing."""
     weights_offloaded: bool = False
     """Whether weights and gradients rest in the machine's memory, so that a GPU holds gathered layers alone."""
     gradients_offloaded: bool = False

@@ -18,7 +18,7 @@ Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fleettune_core.models.shape import LinearModule, ModelShape, linear_modules, num_parameters, root_parameters
@@ -123,8 +123,14 @@ def estimate(
     )
 
     shares = division or undivided(batch)
+    gathered_in_half = run.autocast and shares.gathered_in_half
+    if gathered_in_half:
+        # The embedding's output is in 16 bits then, and all that follows; autocast finds nothing to cast.
+        run = replace(run, residual=HALF, autocast=False)
     tokens = batch.micro_batch * max_length
-    logits = tokens * shape.vocab * _LOGIT_BYTES
+    table = 0 if lora else shape.vocab * shape.hidden
+    # When the logits' gradient has become the head's, of three numbers per logit one is left.
+    logits = max(tokens * shape.vocab * _LOGIT_BYTES, (tokens * shape.vocab + table) * FP32)
     layer = _layer_bytes(shape, modules, run, max_length, lora_r, attn) * tokens
     if gradient_checkpointing:
         # A layer is recomputed when the logits are gone: it counts as far as it is larger than they were.
@@ -132,9 +138,11 @@ def estimate(
     else:
         activations = shape.layers * layer
     activations += 3 * shape.hidden * FP32 * tokens  # the last norm
-    gathered_in_half = run.autocast and shares.gathered_in_half
-    if run.autocast and not gathered_in_half:
+    if run.autocast:
         activations += HALF * shape.layers * _linear_weights(shape, modules)
+    if shape.tied_embeddings:
+        # At the end of the backward the table's gradients as the head's and as the embedding's lie beside their sum.
+        activations = max(activations, table * (2 * FP32 + run.compute) - logits)
 
     whole = _Whole(
         weights=parameters * (HALF if frozen_half else FP32) + adapter * FP32,
@@ -273,16 +281,16 @@ def _layer_bytes(
     # Norms: the input (RMS norm works in fp32 whatever the precision), and what a trained scale is multiplied with.
     rms = family.norm == "rms"
     norm_input = FP32 if rms else run.residual
-    kept += family.norms_per_layer * hidden * (norm_input + (FP32 if rms and not run.lora else 0))
+    kept += family.norms_per_layer * hidden * (norm_input + (run.residual if rms and not run.lora else 0))
 
-    # Inputs of linear layers that are trained or adapted. In fp32 layers that read one tensor share it. Under
-    # autocast each casts its own copy; an fp32 adapter on a bf16 layer casts its own copy to fp32.
-    share = run.compute == FP32
+    # Inputs of linear layers that are trained or adapted. Layers that read one tensor share it where nothing is cast.
+    # Under autocast each casts its own copy; an fp32 adapter on a bf16 layer casts its own copy to fp32.
+    share = run.compute == FP32 or not (run.autocast or run.lora)
     cast = FP32 if run.lora and not run.autocast else run.compute
     inside = [module for module in modules if module.name in run.targets]
     readers = [module for module in inside if module.inputs == hidden and module.name in (*family.qkv, *family.mlp_in)]
     if share:
-        kept += hidden * FP32 * len({module.name in family.qkv for module in readers})
+        kept += hidden * run.compute * len({module.name in family.qkv for module in readers})
     else:
         kept += hidden * cast * len(readers)
     mlp_width = shape.intermediate * max(1, shape.experts_per_token)
@@ -334,6 +342,8 @@ def _assumptions(
         if gradient_checkpointing
         else "activations of all layers (no gradient checkpointing)"
     )
+    if batch.accumulation == 1:
+        said.append("all gradients beside all activations, though without accumulation the ones come as the others go")
     if attn == "eager":
         said.append("attention matrices are kept (attn_implementation eager)")
     if copies == 2:
