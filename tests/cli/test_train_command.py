@@ -275,9 +275,17 @@ def test_the_exit_code_is_the_runs_own(play: Callable[..., Any], code: ExitCode)
     assert ft().exit_code == code
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT is heard: a shell that starts the tests in its background has it ignored, and `ft` leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_the_command_without_a_traceback(
-    play: Callable[..., Any], number: signal.Signals
+    play: Callable[..., Any], heard: None, number: signal.Signals
 ) -> None:
     played = play(hangs=True, **{**FAILURE, "status": "interrupted", "exit_code": int(ExitCode.INTERRUPTED)})
     before = signal.getsignal(number)
