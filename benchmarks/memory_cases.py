@@ -47,6 +47,7 @@ def cases() -> list[Case]:
     made = [
         # One process: every kind of model, weights all trained or adapters, both precisions.
         _case("llama ddp×1 fp32", "llama", "fp32", 1),
+        _case("llama ddp×1 bf16", "llama", "bf16", 1),
         _case("llama ddp×1 bf16 ckpt", "llama", "bf16", 1, "--gradient-checkpointing"),
         _case("llama ddp×1 bf16 lora", "llama", "bf16", 1, "--lora"),
         _case("gpt2 ddp×1 fp32", "gpt2", "fp32", 1),
@@ -61,6 +62,7 @@ def cases() -> list[Case]:
         _case("qwen2 zero-2×2 bf16 lora", "qwen2", "bf16", 2, *_zero(2), "--lora"),
         _case("llama zero-2×2 fp32 offload", "llama", "fp32", 2, *_zero(2), "--offload-optimizer", "cpu"),
         _case("llama zero-3×2 fp32", "llama", "fp32", 2, *_zero(3), quick=True),
+        _case("llama zero-3×2 bf16 lora", "llama", "bf16", 2, *_zero(3), "--lora"),
         _case("llama fsdp×2 fp32", "llama", "fp32", 2, *_FSDP, quick=True),
         _case("llama fsdp×2 bf16", "llama", "bf16", 2, *_FSDP),
         _case("gpt2 fsdp×2 bf16 lora ckpt", "gpt2", "bf16", 2, *_FSDP, "--lora", "--gradient-checkpointing"),
