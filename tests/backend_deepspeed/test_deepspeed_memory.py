@@ -66,6 +66,7 @@ def test_stage_3_gathers_up_to_the_live_parameters_among_many_ranks():
     assert division(3, {"stage3_max_live_parameters": 5000}).gathered_elements == 5000
     assert (division(3, ranks=1).gathered_elements, division(3, ranks=1).gathered_layers) == (0, 0)
     assert division(2).gathered_elements == 0
+    assert division(3, offload_params="nvme", nvme_path="/").gathered_elements == 0
 
 
 def test_offloaded_state_counts_in_memory_that_the_device_shares():

@@ -11,11 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
+from fleettune_core.backends.ddp import DdpBackend, DdpOptions
 from fleettune_core.models.shape import ModelShape, num_parameters, root_parameters, shape_from_config
 from fleettune_core.plan.batch import solve_batch
 from fleettune_core.plan.memory import estimate, lora_parameters
 from fleettune_core.plan.model import MemoryEstimate
-from fleettune_core.types import MemoryDivision
+from fleettune_core.types import DeviceKind, MemoryDivision, MemoryRequest
 
 ROWS, LENGTH, LAYERS = 2, 64, 3
 COMMON = {"vocab_size": 320, "num_hidden_layers": LAYERS, "max_position_embeddings": 256, "eos_token_id": 2}
@@ -172,18 +173,6 @@ def test_smollm2_with_lora_needs_what_was_measured() -> None:
     assert figure.optimizer == 4_884_480 * 8
 
 
-def test_gradients_outside_the_buckets_count_twice_only_among_many_ranks() -> None:
-    def gradients(ranks: int, *, bucket_view: bool) -> int:
-        batch = solve_batch(ranks=ranks)
-        return estimate(
-            shape_of("llama"), batch=batch, max_length=8, precision="fp32", bucket_view=bucket_view
-        ).gradients
-
-    once = gradients(1, bucket_view=False)
-    assert gradients(2, bucket_view=True) == once
-    assert gradients(2, bucket_view=False) == 2 * once
-
-
 @pytest.mark.parametrize(("optimizer", "bytes_each"), [("adamw_torch", 8), ("sgd", 0), ("adamw_8bit", 2)])
 def test_the_optimizer_decides_the_bytes_of_its_state(optimizer: str, bytes_each: int) -> None:
     figure = estimated("llama", precision="fp32", optimizer=optimizer)
@@ -225,7 +214,9 @@ WEIGHTS = num_parameters(shape_of("llama")) * 4
 @pytest.mark.parametrize(("ranks", "accumulation", "times"), [(1, 2, 1), (2, 1, 1), (2, 2, 2)])
 def test_ddp_holds_gradients_beside_its_buckets_while_it_accumulates(ranks: int, accumulation: int, times: int) -> None:
     batch = solve_batch(ranks=ranks, micro_batch=ROWS, accumulation=accumulation)
-    figure = estimate(shape_of("llama"), batch=batch, max_length=LENGTH, precision="fp32")
+    request = MemoryRequest(options=DdpOptions(), ranks=ranks, device_kind=DeviceKind.CPU, lora=False)
+    division = DdpBackend().divide_memory(request)
+    figure = estimate(shape_of("llama"), batch=batch, max_length=LENGTH, precision="fp32", division=division)
     assert figure.gradients == times * WEIGHTS
     assert ("gradients twice: once in the buckets that are reduced" in figure.assumptions) == (times == 2)
 

@@ -107,6 +107,7 @@ def test_what_would_hide_or_make_differences_is_left_out_and_said(planned):
 
 def test_a_precision_on_the_command_line_is_compared(planned):
     assert planned("", "1x1", "ddp", train__precision="bf16").precision == "bf16"
+    assert planned("", "1x1", "ddp", train__precision="auto").precision == "bf16"
 
 
 def test_options_in_the_run_file_belong_to_its_own_backend_alone(planned):

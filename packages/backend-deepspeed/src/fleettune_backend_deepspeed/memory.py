@@ -31,7 +31,8 @@ def divide(
     buckets = 2 if zero.get("overlap_comm") and stage in (1, 2) else 1
     optimizer_offloaded = options.offload_optimizer == "nvme" or (on_gpu and options.offload_optimizer == "cpu")
     gathers = stage == 3 and ranks > 1
-    live = int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS))
+    on_disk = options.offload_params == "nvme"  # then `ds_config.PARAMS_ON_DISK` keeps none but what is in use
+    live = 0 if on_disk else int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS))
     return MemoryDivision(
         weights=ranks if stage == 3 else 1,
         gradients=ranks if stage >= 2 else 1,
@@ -39,7 +40,7 @@ def divide(
         # A single rank has nothing to gather: its shards are the weights.
         gathered_elements=live if gathers else 0,
         gathered_layers=2 if gathers else 0,
-        weights_offloaded=options.offload_params == "nvme" or (on_gpu and options.offload_params == "cpu"),
+        weights_offloaded=on_disk or (on_gpu and options.offload_params == "cpu"),
         # The optimizer's gradients go where its state is.
         gradients_offloaded=optimizer_offloaded,
         optimizer_offloaded=optimizer_offloaded,
@@ -51,7 +52,7 @@ def divide(
         # one copy on a GPU, two on a CPU, where they are not made in place.
         step_copies=1 if stage == 0 else 2 if on_gpu else 3,
         note=f"ZeRO stage {stage} divides {_DIVIDED[stage]} over {ranks} ranks"
-        + (f" and gathers up to {live:,} weights to compute" if gathers else ""),
+        + (f" and gathers up to {live:,} weights to compute" if gathers and live else ""),
     )
 
 

@@ -16,10 +16,13 @@ from fleettune_core.config import setting
 from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.hookspecs import hookimpl
 from fleettune_core.types import (
+    BatchSampler,
+    DataShard,
     DeviceKind,
     MemoryDivision,
     MemoryRequest,
     ReduceGate,
+    ShardedData,
     TrainingContext,
     TrainingRun,
     WrapFacts,
@@ -52,6 +55,9 @@ class FsdpBackend:
     """PyTorch's `fully_shard`, per transformer block."""
 
     Options = FsdpOptions
+
+    def __init__(self) -> None:
+        self._mesh: Any = None
 
     @hookimpl
     def divide_memory(self, request: MemoryRequest) -> MemoryDivision:
@@ -94,6 +100,9 @@ class FsdpBackend:
         from fleettune_core.backend_kit.process_group import ensure_process_group
 
         ensure_process_group(run.device_kind)
+        from fleettune_backend_fsdp.wrapping import make_mesh
+
+        self._mesh = make_mesh(run.device_kind, options)
         return None
 
     @hookimpl
@@ -104,7 +113,14 @@ class FsdpBackend:
     def wrap_model(self, context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
         from fleettune_backend_fsdp.wrapping import wrap
 
-        return wrap(context, model, optimizer)
+        return wrap(context, model, optimizer, self._mesh)
+
+    @hookimpl
+    def shard_data(self, context: TrainingContext, dataset: ShardedData, shard: DataShard) -> BatchSampler:
+        from fleettune_backend_fsdp.wrapping import data_shard
+        from fleettune_core.backend_kit.row_dealing import deal_rows
+
+        return deal_rows(dataset, data_shard(self._mesh))
 
     @hookimpl
     def reduce_grads(self, context: TrainingContext, model: Any, sync: bool) -> ReduceGate:

@@ -12,19 +12,19 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from fleettune_core.backend_kit.whole_weights import whole_weights
-from fleettune_core.types import DeviceKind, TrainingContext, WrapFacts, WrappedModel
+from fleettune_core.types import DataShard, DeviceKind, TrainingContext, WrapFacts, WrappedModel
 
 if TYPE_CHECKING:
     from fleettune_backend_fsdp.backend import FsdpOptions
 
 
-def wrap(context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
-    """Shard `model` in place, block by block, and point `optimizer` to the shards."""
+def wrap(context: TrainingContext, model: Any, optimizer: Any, mesh: DeviceMesh) -> WrappedModel:
+    """Shard `model` over `mesh` in place, block by block, and point `optimizer` to the shards."""
     if not isinstance(model, FSDPModule):
         options: FsdpOptions = context.options
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         rules: dict[str, Any] = {
-            "mesh": _mesh(context, options),
+            "mesh": mesh,
             "mp_policy": _precision(context),
             "offload_policy": CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy(),
             "reshard_after_forward": options.reshard_after_forward,
@@ -40,6 +40,15 @@ def wrap(context: TrainingContext, model: Any, optimizer: Any) -> WrappedModel:
         return clip_grad_norm([item for group in optimizer.param_groups for item in group["params"]], max_norm)
 
     return WrappedModel(model=model, optimizer=optimizer, facts=facts, clip_grad_norm=clip)
+
+
+def data_shard(mesh: DeviceMesh) -> DataShard:
+    """This rank's place among those that see other rows: the axes `replicate` and `shard` of the mesh are."""
+    index, count = 0, 1
+    for axis, name in enumerate(mesh.mesh_dim_names or ()):
+        if name in ("replicate", "shard"):
+            index, count = index * mesh.size(axis) + mesh.get_local_rank(axis), count * mesh.size(axis)
+    return DataShard(index=index, count=count)
 
 
 def blocks(model: Any) -> list[torch.nn.Module]:
@@ -73,9 +82,9 @@ def full_weights(model: Any, *, trained_only: bool, keep: bool) -> Iterator[tupl
     return whole_weights(model, gather, trained_only=trained_only)
 
 
-def _mesh(context: TrainingContext, options: FsdpOptions) -> DeviceMesh:
-    """All ranks on one axis, or groups that are copies of each other × the ranks of a group."""
-    kind = "cuda" if context.run.device_kind is DeviceKind.CUDA else "cpu"
+def make_mesh(device_kind: DeviceKind, options: FsdpOptions) -> DeviceMesh:
+    """All ranks on one axis, or groups that are copies of each other × the ranks of a group (collective)."""
+    kind = "cuda" if device_kind is DeviceKind.CUDA else "cpu"
     ranks = dist.get_world_size()
     group = options.shard_group or ranks
     if group == ranks:

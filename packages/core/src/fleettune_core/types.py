@@ -250,7 +250,7 @@ class MemoryDivision:
     """Whether gradients rest there once they are reduced, wherever the weights are."""
     optimizer_offloaded: bool = False
     gradient_copies: int = 1
-    """Times that a rank holds its share of the gradients when the last micro-batch of a step begins its backward."""
+    """Times that a rank holds its share of the gradients while it accumulates micro-batches."""
     gradients_whole_between: bool = False
     """Whether gradients are divided only by the last micro-batch of a step, and are whole in those before."""
     bucket_elements: int = 0

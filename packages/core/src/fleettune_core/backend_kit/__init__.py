@@ -1,1 +1,1 @@
-"""What backends share, a third party's too: optimizer state in the portable form, whole weights, a process group."""
+"""What backends share, a third party's too: optimizer state on disk, whole weights, a process group, dealing rows."""

@@ -16,6 +16,8 @@ from fleettune_core.errors import ExitCode, FtError
 from fleettune_core.hookspecs import hookimpl
 from fleettune_core.types import (
     DeviceKind,
+    MemoryDivision,
+    MemoryRequest,
     ReduceGate,
     TrainingContext,
     TrainingRun,
@@ -49,6 +51,15 @@ class DdpBackend:
     """PyTorch's DistributedDataParallel behind the hooks."""
 
     Options = DdpOptions
+
+    @hookimpl
+    def divide_memory(self, request: MemoryRequest) -> MemoryDivision:
+        return MemoryDivision(
+            # In micro-batches that are not reduced, autograd keeps gradients of its own beside DDP's buckets.
+            gradient_copies=2 if request.ranks > 1 else 1,
+            # PyTorch's AdamW takes weights one by one on a CPU, and all at once on a GPU.
+            step_copies=1 if request.device_kind is DeviceKind.CUDA else 0,
+        )
 
     @hookimpl
     def configure_training(self, run: TrainingRun) -> Mapping[str, Any] | None:

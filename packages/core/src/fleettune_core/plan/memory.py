@@ -95,17 +95,14 @@ def estimate(
     gradient_checkpointing: bool = False,
     attn: str | None = None,
     optimizer: str = "adamw_torch",
-    bucket_view: bool = True,
     division: MemoryDivision | None = None,
 ) -> MemoryEstimate:
     """Bytes per rank for a run on `batch.ranks` ranks, for rows of `max_length` tokens.
 
     `precision`: `fp32`, `bf16` or `fp16`. `lora_target`: None, `all-linear`, or names with commas. `attn`: as
-    transformers names it; only `eager` keeps the attention matrices. `bucket_view`: whether gradients live inside the
-    buckets that are reduced (DDP's `gradient_as_bucket_view`); otherwise many ranks hold each gradient twice.
-    `division`: what the backend divides over the ranks and keeps besides (its hook `divide_memory`); None is what
-    DistributedDataParallel does. It is an upper figure: every row is taken to be `max_length` long and supervised
-    throughout.
+    transformers names it; only `eager` keeps the attention matrices.
+    `division`: what the backend divides over the ranks and keeps besides (its hook `divide_memory`); None where it does
+    neither. It is an upper figure: every row is taken to be `max_length` long and supervised throughout.
     """
     assert precision in {"fp32", "bf16", "fp16"}, precision
     modules = linear_modules(shape)
@@ -122,7 +119,7 @@ def estimate(
         targets=frozenset(module.name for module in adapted),
     )
 
-    shares = division or undivided(batch)
+    shares = division or MemoryDivision()
     gathered_in_half = run.autocast and shares.gathered_in_half
     if gathered_in_half:
         # The embedding's output is in 16 bits then, and all that follows; autocast finds nothing to cast.
@@ -152,7 +149,7 @@ def estimate(
         layers=max(1, shape.layers),
         parameters=parameters + adapter,
     )
-    copies = shares.gradient_copies if bucket_view or batch.ranks == 1 else max(2, shares.gradient_copies)
+    copies = shares.gradient_copies if batch.accumulation > 1 else 1
     resting = 0 if shares.weights_offloaded else -(-whole.weights // shares.weights)
     gathered = _gathered(whole, shares) // (2 if gathered_in_half else 1)
     gradients = _gradients(whole, shares, batch, copies, logits)
@@ -233,15 +230,6 @@ def _state(whole: _Whole, shares: MemoryDivision) -> int:
     if shares.optimizer_offloaded:
         return 0
     return -(-(whole.moments + shares.master_copies * whole.trained) // shares.optimizer)
-
-
-def undivided(batch: BatchPlan) -> MemoryDivision:
-    """What holds for DistributedDataParallel, and for one process.
-
-    In the micro-batches that DDP does not reduce, autograd keeps gradients of its own beside DDP's buckets; the last
-    one of a step copies them in.
-    """
-    return MemoryDivision(gradient_copies=2 if batch.ranks > 1 and batch.accumulation > 1 else 1)
 
 
 def lora_parameters(shape: ModelShape, *, r: int, target: str | None) -> int:

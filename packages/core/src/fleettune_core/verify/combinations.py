@@ -193,7 +193,7 @@ def plan_verification(
         process=None,
     )
     check_free(folder)
-    precision = loaded.config.train.precision if loaded.source("train.precision").kind == "flag" else "fp32"
+    precision = own_precision.name if loaded.source("train.precision").kind == "flag" else "fp32"
     global_batch = _global_batch(loaded, devices)
     mistakes = Mistakes()
     found: list[Combination] = []

@@ -25,7 +25,7 @@ RESULT = "verify.json"
 
 
 class Verifier:
-    """One verification, combination by combination: `next_run`, wait for it as you like, `judge` it."""
+    """One verification, combination by combination: `begin` it, wait as you like, `judge` it; at the end `close`."""
 
     def __init__(
         self, verification: Verification, *, env: Mapping[str, str], catalog: Catalog, keep_models: bool
@@ -36,6 +36,7 @@ class Verifier:
         self._catalog = catalog
         self._keep_models = keep_models
         self._reference: tuple[RunFigures, RunDir] | None = None
+        self._started = 0.0
 
     def begin(self, combination: Combination) -> Run:
         """Start one run. Raises FtError as `run.start` does."""
