@@ -171,7 +171,6 @@ def estimates(run_dir: Path) -> dict[str, int]:
     """The plan's estimate, made again in the parts that are measured."""
     from fleettune_core.models.resolve import resolve_model
     from fleettune_core.models.shape import find_shape
-    from fleettune_core.plan.memory import undivided
     from fleettune_core.plan.model_facts import ModelFacts, estimate_memory
     from fleettune_core.plan.record import read_run_record
     from fleettune_core.plugins.relay import Relay
@@ -185,7 +184,7 @@ def estimates(run_dir: Path) -> dict[str, int]:
         device_kind=run.device_kind,
         lora=run.config.model.lora,
     )
-    division = relay.call("divide_memory", request=request) or undivided(run.batch)
+    division = relay.call("divide_memory", request=request) or MemoryDivision()
     assert run.config.model.model is not None
     ref = resolve_model(run.config.model.model)
     found = find_shape(ref, env=current_environment())
