@@ -35,6 +35,8 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("total", int(total), flush=True)
+dist.destroy_process_group()
+os._exit(0)  # gloo's threads can abort an interpreter that is shutting down (pytorch/pytorch#179291)
 """
 
 
